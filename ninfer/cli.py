@@ -1,0 +1,50 @@
+"""Command line entry: builds the parser from ``ninfer/commands`` and turns faults into exit codes.
+
+Exit codes: 0 done, 1 the command ran and found or hit a problem, 2 it could not start (bad options,
+unreadable artifact, no device), 3 the engine failed while serving, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ninfer import __version__
+from ninfer.commands import NAMES
+from ninfer.faults import StartupError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe every command and option."""
+    parser = argparse.ArgumentParser(
+        prog="ninfer",
+        description="Serve a .ninfer model over HTTP, or work with model files.",
+        epilog="`ninfer COMMAND --help` explains one command.",
+    )
+    parser.add_argument("--version", action="version", version=f"ninfer {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in NAMES:
+        module = importlib.import_module(f"ninfer.commands.{name}")
+        sub = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.configure(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except StartupError as problem:
+        print(f"ninfer: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def serve_main() -> int:
+    """Run ``ninfer serve`` under its own name."""
+    return main(["serve", *sys.argv[1:]])

@@ -1,0 +1,1 @@
+"""Who runs next, on which pages, until when.  Sees no JSON, no text, no arrays."""

@@ -1,0 +1,181 @@
+"""The door of the engine: what is asked of it and what it tells back.
+
+``Engine.submit(job)`` returns the receive end of a channel of ``Event``; closing that end is the
+only cancel.  The engine sees no text: a ``Judge`` (built by the output room) looks at each
+committed token and says whether generation stops there.
+
+The one thing a reader would get wrong: a ``Judge`` is called exactly once per committed token,
+in order, on the engine's task, and must be cheap (microseconds) and pure in memory.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Protocol
+
+import attrs
+
+from ninfer.faults import Fault
+from ninfer.prompt.prepared import Prepared
+
+
+class Finish(enum.Enum):
+    """Why a generation ended; the names are those of the request log."""
+
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    OUTPUT_LIMIT = "output_limit"
+    CONTEXT = "context_capacity"
+    CANCELLED = "cancelled"
+
+
+@attrs.frozen
+class Sampling:
+    """How tokens are chosen.  temperature 0 is argmax; ``seed`` is any signed 64-bit integer.
+
+    ``top_k`` 0 or above 20 means 20.  Penalties count generated tokens of this request only.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    seed: int = 0
+
+
+@attrs.frozen
+class Verdict:
+    """What one committed token did: the text it set free, and whether it ended the answer."""
+
+    stop: Finish | None = None
+    thinking: bool = False  # the reasoning channel is open after this token
+    piece: Any = None  # opaque to the engine; forwarded in ``Committed``
+
+
+class Judge(Protocol):
+    """Looks at committed tokens one by one."""
+
+    def take(self, token: int) -> Verdict:
+        """Account for one committed token."""
+
+    def finish(self) -> Any:
+        """Return the last piece (held text set free); called once, after the last token."""
+
+
+@attrs.frozen
+class ThinkingPlan:
+    """Cap on model tokens while the reasoning channel is open, and the tokens that close it."""
+
+    budget: int
+    control: tuple[int, ...]
+
+
+@attrs.frozen
+class Job:
+    """One generation.
+
+    ``max_tokens`` counts every output token, control tokens included; 0 runs the prompt only.
+    ``deadline`` is the absolute clock time by which the job must have been admitted.
+    ``session`` groups turns of one conversation; a job with ``session_write`` False may read but
+    not replace that session's endpoint.
+    """
+
+    request_id: str
+    prompt: Prepared
+    sampling: Sampling
+    max_tokens: int
+    judge: Judge
+    deadline: float
+    thinking: ThinkingPlan | None = None
+    session: str | None = None
+    session_write: bool = True
+    preserve_thinking: bool | None = None
+    arrived: float = 0.0  # clock time at which the request entered preparation
+
+
+@attrs.frozen
+class Admitted:
+    """The job owns a lane and its prefix choice is fixed: cached + computed = prompt tokens."""
+
+    at: float
+    prompt_tokens: int
+    cached_tokens: int
+    path: str  # "root" or "checkpoint"
+
+
+@attrs.frozen
+class Progress:
+    """``processed`` prompt tokens now have state (cached ones included)."""
+
+    at: float
+    processed: int
+
+
+@attrs.frozen
+class Committed:
+    """Tokens that are durable, with the text they set free."""
+
+    at: float
+    tokens: tuple[int, ...]
+    piece: Any
+    thinking_tokens: int  # cumulative tokens accepted while the reasoning channel was open
+    drafted: int = 0  # cumulative speculative counters
+    accepted: int = 0
+
+
+@attrs.frozen
+class Summary:
+    """Everything the request log, usage and metrics need about a finished generation.
+
+    Times are clock seconds (absolute), durations are seconds.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_prefill_tokens: int = 0
+    output_tokens: tuple[int, ...] = ()
+    thinking_tokens: int = 0  # tokens accepted in the reasoning channel, control included
+    model_thinking_tokens: int = 0
+    control_tokens: int = 0
+    path: str = "root"
+    arrived: float = 0.0
+    submitted: float = 0.0
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float = 0.0
+    prefill_units: int = 0
+    decode_rounds: int = 0
+    spec_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    fallback_steps: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    preemptions: int = 0
+    snapshot_restores: int = 0
+    replay_restores: int = 0
+    replayed_tokens: int = 0
+    paused_seconds: float = 0.0
+    miss_reason: str | None = None
+
+
+@attrs.frozen
+class Done:
+    """The generation ended; ``piece`` is the held text set free at the end."""
+
+    finish: Finish
+    piece: Any
+    summary: Summary
+
+
+@attrs.frozen
+class Failed:
+    """The generation cannot go on; the last event of its channel."""
+
+    fault: Fault
+    summary: Summary
+
+
+Event = Admitted | Progress | Committed | Done | Failed

@@ -1,0 +1,1 @@
+"""CUDA sources, their signatures, and the cubin pack."""

@@ -1,0 +1,1 @@
+"""Bounded acquisition, decoding and caching of images and video."""

@@ -1,0 +1,1 @@
+"""The mathematics of each architecture, written once in verbs."""

@@ -1,0 +1,1 @@
+"""What operators see: stderr records, the JSONL request log, metrics."""

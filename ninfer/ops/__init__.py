@@ -1,0 +1,1 @@
+"""One vocabulary of fused operations (verbs), two bodies: NumPy and CUDA."""

@@ -1,0 +1,1 @@
+"""Token ids to typed deltas: detokeniser, channels, stop strings, tool calls.  Pure."""

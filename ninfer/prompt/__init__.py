@@ -1,0 +1,1 @@
+"""Conversation to prepared prompt: template, tokens, positions, media, frontiers."""

@@ -1,0 +1,65 @@
+"""The prepared prompt: what the engine needs to know of a conversation.
+
+The one thing a reader would get wrong: ``positions`` is None for text-only prompts, where all
+three axes simply count 0..n-1; ``rope_delta`` is then 0.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import attrs
+
+
+class MarkKind(enum.Enum):
+    """Why a frontier is worth a checkpoint."""
+
+    INPUT = "input"  # stable boundary before the answer (see facts on input checkpoints)
+    EXPLICIT = "explicit"  # the client asked for it
+    IMPLICIT = "implicit"  # end of the latest cacheable part
+
+
+@attrs.frozen
+class Mark:
+    """A candidate checkpoint: the state after ``index`` prompt tokens."""
+
+    index: int
+    kind: MarkKind
+
+
+@attrs.frozen
+class MediaSpan:
+    """One media item inside the prompt.
+
+    Rows ``start .. start+count`` are its placeholder tokens over all temporal runs (``runs`` lists
+    each run as (start, count)).  ``digest`` identifies the source bytes and modality; ``grid`` is
+    (t, h, w) in patches; ``payload`` is the immutable patch array, opaque to the engine.
+    """
+
+    digest: bytes
+    grid: tuple[int, int, int]
+    runs: tuple[tuple[int, int], ...]
+    payload: Any = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def start(self) -> int:
+        """First placeholder row."""
+        return self.runs[0][0]
+
+    @property
+    def stop(self) -> int:
+        """One past the last placeholder row."""
+        return self.runs[-1][0] + self.runs[-1][1]
+
+
+@attrs.frozen
+class Prepared:
+    """A tokenised prompt, ready for admission."""
+
+    ids: tuple[int, ...]
+    thinking: bool  # the prompt ends inside an open reasoning block
+    positions: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+    rope_delta: int = 0
+    media: tuple[MediaSpan, ...] = ()
+    marks: tuple[Mark, ...] = ()

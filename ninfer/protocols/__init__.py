@@ -1,0 +1,1 @@
+"""The wire dialects: JSON shapes to conversations, deltas to JSON and SSE.  Sees no tensor."""

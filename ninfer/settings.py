@@ -1,0 +1,116 @@
+"""Every bound, duration and default of the server, as frozen values that are passed in.
+
+Owns the numbers; no module keeps a limit of its own.  Seconds are clock seconds, bytes are bytes,
+tokens are tokens.  ``docs/limits.md`` explains each of them to operators.
+
+The one thing a reader would get wrong: nothing here reads argv, files or the environment;
+``ninfer/commands/serve.py`` builds these values and ``ninfer/app.py`` hands them out.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class WireLimits:
+    """What one HTTP request may cost on the wire."""
+
+    head_bytes: int = 16_384
+    head_fields: int = 100
+    target_bytes: int = 8_192
+    body_bytes: int = 384 << 20
+    framing_bytes: int = 1 << 20  # chunk sizes and extensions, all of it
+    requests_per_connection: int = 1_000
+    connections: int = 1_024
+    reserved_connections: int = 16  # of these, kept for /health and /metrics
+
+
+@attrs.frozen
+class Patience:
+    """How long the server waits for a peer, in seconds."""
+
+    head: float = 10.0  # first byte of a head to its blank line
+    idle: float = 75.0  # between requests of one connection
+    stall: float = 15.0  # longest gap between two body reads
+    body_floor_after: float = 30.0  # from here on a body must keep the floor rate
+    body_floor: int = 65_536  # bytes a second, averaged
+    write: float = 15.0  # longest that one send may block
+    linger: float = 2.0  # reading away what a refused peer still sends
+    heartbeat: float = 5.0  # silence in a stream before a comment is sent
+    user_timeout_ms: int = 15_000  # TCP_USER_TIMEOUT
+    drain: float = 30.0  # open answers may finish during shutdown
+
+
+@attrs.frozen
+class JsonBudget:
+    """What one JSON body may cost after its bytes are in."""
+
+    nodes: int = 2_000_000
+    depth: int = 64
+    number_chars: int = 64
+
+
+@attrs.frozen
+class PromptBudget:
+    """What one prompt may cost before it is tokens.
+
+    ``chars_per_token`` bounds rendered text before tokenising (times the context); ``seconds``
+    bounds template rendering.
+    """
+
+    chars_per_token: int = 8
+    seconds: float = 10.0
+
+
+@attrs.frozen
+class EngineOptions:
+    """Lanes, queue and memory of the engine."""
+
+    max_context: int = 8_192
+    kv_capacity: int | None = None  # tokens; None: max_context
+    max_concurrency: int = 1
+    max_pending: int = 16
+    pending_timeout: float = 30.0
+    prefill_chunk: int = 1_024
+    page_tokens: int = 64
+    kv_dtype: str = "bf16"
+    device_state_slots: int | None = None  # beyond the lanes; None: as many as lanes
+    host_context_bytes: int | None = None  # None: 8 GiB and eight images
+    prefix_reuse: bool = True
+
+
+@attrs.frozen
+class SamplingValues:
+    """One complete set of sampling values."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence: float
+    frequency: float = 0.0
+
+
+@attrs.frozen
+class SamplingOverrides:
+    """Process-level sampling flags; None means not given."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence: float | None = None
+    frequency: float | None = None
+    seed: int | None = None
+    greedy: bool = False
+
+
+@attrs.frozen
+class GenerationDefaults:
+    """What a request inherits when it says nothing."""
+
+    max_tokens: int = 8_192
+    thinking_budget: int | None = None
+    enable_thinking: bool | None = None  # None: the template's own default
+    preserve_thinking: bool | None = None

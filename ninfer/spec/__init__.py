@@ -1,0 +1,1 @@
+"""Drafters: propose, verify, rewind."""

@@ -1,0 +1,35 @@
+"""Fixtures shared by every room's tests: deterministic scheduling, paths to the bundled models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def scheduling_seed() -> Iterator[None]:
+    """Trio shuffles runnable tasks; a fixed seed makes a failing order repeat."""
+    trio._core._run._r.seed(0)
+    random.seed(0)
+    yield
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """The directory of bundled artifacts and goldens."""
+    return ROOT / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def reference_models() -> Path:
+    """The reference checkpoints, where this clone has them beside it."""
+    path = ROOT.parent / "shared" / "models"
+    if not path.is_dir():
+        pytest.skip("reference checkpoints are not beside this clone")
+    return path
