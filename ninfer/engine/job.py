@@ -11,6 +11,7 @@ in order, on the engine's task, and must be cheap (microseconds) and pure in mem
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
@@ -93,6 +94,7 @@ class Job:
     session_write: bool = True
     preserve_thinking: bool | None = None
     arrived: float = 0.0  # clock time at which the request entered preparation
+    on_end: Callable[[Done | Failed], None] | None = None  # called once, however the job ends
 
 
 @attrs.frozen
