@@ -149,6 +149,8 @@ class Summary:
     last_token: float | None = None
     ended: float = 0.0
     prefill_units: int = 0
+    control_units: int = 0
+    vision_seconds: float = 0.0
     decode_rounds: int = 0
     spec_rounds: int = 0
     drafted: int = 0

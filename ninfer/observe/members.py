@@ -1,0 +1,127 @@
+"""The members of request events in the JSONL log, built from engine summaries.
+
+Pure functions from values to JSON objects.  The one thing a reader would get wrong: durations are
+unrounded seconds, and a stage that never happened is 0.0, never null.
+"""
+
+from __future__ import annotations
+
+from ninfer.engine.job import Done, Sampling, Summary
+from ninfer.output.deltas import ToolParse
+
+Members = dict[str, object]
+
+
+def sampling(values: Sampling) -> Members:
+    """Name the sampler values as the log does."""
+    return {
+        "temperature": values.temperature,
+        "top_p": values.top_p,
+        "top_k": values.top_k,
+        "min_p": values.min_p,
+        "presence_penalty": values.presence,
+        "frequency_penalty": values.frequency,
+        "seed": values.seed,
+    }
+
+
+def stages(s: Summary) -> dict[str, float]:
+    """Split the life of a request into ttft, prefill, decode and total, in seconds."""
+    first, last, admitted = s.first_token, s.last_token, s.admitted
+    return {
+        "ttft": _between(s.arrived, first),
+        "prefill": _between(admitted, first if first is not None else s.ended),
+        "decode": _between(first, last),
+        "total": _between(s.arrived, s.ended),
+    }
+
+
+def result(end: Done, request: Members, tools: ToolParse) -> Members:
+    """What came out: counts, reuse, thinking, tool parsing, token ids."""
+    s = end.summary
+    return {
+        "finish_reason": end.finish.value,
+        "prompt_tokens": s.prompt_tokens,
+        "completion_tokens": len(s.output_tokens),
+        "computed_prefill_tokens": s.computed_prefill_tokens,
+        "prefix_cache_hit_tokens": s.cached_tokens,
+        "prefix_reuse_path": s.path,
+        "prefix_miss_reason": s.miss_reason,
+        "thinking_budget": request.get("thinking_budget"),
+        "model_thinking_tokens": s.model_thinking_tokens,
+        "thinking_control_tokens": s.control_tokens,
+        "thinking_control_applied": s.control_tokens > 0,
+        "tool_call_count": tools.calls,
+        "tool_call_parse": tool_parse(tools),
+        "generated_token_ids": list(s.output_tokens),
+    }
+
+
+def tool_parse(tools: ToolParse) -> Members:
+    """Counters of the tool parser; never any text."""
+    return {
+        "marker_seen": tools.marker_seen,
+        "structured_call_count": tools.calls,
+        "empty_arguments_omitted": tools.empty_omitted,
+        "schema_mismatch_arguments": tools.schema_mismatches,
+        "fallback_reason": tools.fallback,
+    }
+
+
+def speculative(s: Summary, backend: str | None = None, window: int = 0) -> Members:
+    """Speculative counters of one request."""
+    return {
+        "backend": backend,
+        "draft_window": window,
+        "rounds": s.spec_rounds,
+        "drafted_tokens": s.drafted,
+        "accepted_tokens": s.accepted,
+        "fallback_steps": s.fallback_steps,
+        "accepted_per_position": list(s.accepted_per_position),
+    }
+
+
+def generation(s: Summary, engine_request: int) -> Members:
+    """What scheduling did to the request."""
+    return {
+        "engine_request_id": engine_request,
+        "scheduling": scheduling(s),
+        "admission": {"preferred_reused_tokens": s.cached_tokens},
+    }
+
+
+def scheduling(s: Summary) -> Members:
+    """Pauses and recoveries."""
+    return {
+        "preemptions": s.preemptions,
+        "snapshot_restores": s.snapshot_restores,
+        "replay_restores": s.replay_restores,
+        "replayed_tokens": s.replayed_tokens,
+        "paused_ns": int(s.paused_seconds * 1e9),
+    }
+
+
+def engine_timing(s: Summary) -> Members:
+    """Queue wait and unit counts of one request."""
+    queued = _between(s.submitted, s.admitted if s.admitted is not None else s.ended)
+    return {
+        "queue_wait_seconds": queued,
+        "decode": {"rounds": s.decode_rounds},
+        "units": {"prefill": s.prefill_units, "control": s.control_units},
+    }
+
+
+def first_output(s: Summary) -> Members | None:
+    """What had happened when the first token was committed; None without output."""
+    if s.first_token is None:
+        return None
+    return {
+        "elapsed_seconds": _between(s.submitted, s.first_token),
+        "initial_binding_seconds": _between(s.submitted, s.admitted),
+        "computed_prefill_tokens": s.computed_prefill_tokens,
+        "scheduling": scheduling(s),
+    }
+
+
+def _between(start: float | None, stop: float | None) -> float:
+    return 0.0 if start is None or stop is None else max(0.0, stop - start)
