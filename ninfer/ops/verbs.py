@@ -53,6 +53,9 @@ class Step:
     slots      (S,)    int32 StateImage slot of sequence s
     embeds     rows of media features that replace token embeddings, or None:
                (row indices (M,) int32, features (M, H))
+    lanes      (S,)    int32 lane of sequence s: "verify" leaves its record there for ``fold``
+    first      keys below this index of every sequence do not exist (1 in the MTP layer, whose
+               cache entry i is made of token i and the hidden state of token i - 1)
     """
 
     kind: str
@@ -65,6 +68,8 @@ class Step:
     tables: Array
     slots: Array
     embeds: tuple[Array, Array] | None = None
+    lanes: Array = None
+    first: int = 0
 
 
 @attrs.frozen
@@ -106,8 +111,8 @@ class Verbs(Protocol):
         """Gated causal GQA over the paged cache of attention layer ``layer`` (counted among such).
 
         Per-head (1+w) norm of q and k; interleaved partial rotary by ``step.positions``; append
-        k and v to the sequence's pages; attention with scale head_dim ** -0.5 over everything up to
-        and including each row; times sigmoid(gate).  -> (T, heads * head_dim).
+        k and v to the sequence's pages; attention with scale head_dim ** -0.5 over everything from
+        ``step.first`` up to and including each row; times sigmoid(gate).  -> (T, heads * head_dim).
         """
 
     def delta_rule(
@@ -173,3 +178,25 @@ class Verbs(Protocol):
 
     def logits(self, hidden: Array, head: Weight) -> Array:
         """hidden @ head.T as float32.  -> (T, V)."""
+
+    def last_rows(self, hidden: Array, step: Step) -> Array:
+        """The last row of every sequence.  -> (S, H)."""
+
+    def slot_hidden(self, step: Step) -> Array:
+        """The hidden state saved in every sequence's slot: that of its last token.  -> (S, H)."""
+
+    def previous_hidden(self, hidden: Array, step: Step) -> Array:
+        """Row i becomes the hidden state of the token before it; first rows take the slot's.  -> (T, H)."""
+
+    def keep_hidden(self, hidden: Array, step: Step) -> None:
+        """Save every sequence's last row in its slot; in "verify", record all rows for ``fold``."""
+
+    def fold(self, lanes: Array, slots: Array, keeps: Array) -> None:
+        """Advance slots over the first ``keeps`` rows of their lanes' recorded verification.
+
+        Recurrent state of every DeltaNet layer in decode's arithmetic order (bit for bit), the
+        convolution history and the saved hidden state.  All three are (S,) int32; 0 keeps nothing.
+        """
+
+    def best(self, logits: Array, ids: Array | None) -> Array:
+        """Argmax of each row, ties to the lower index; mapped through ``ids`` if given.  -> (T,) int32."""
