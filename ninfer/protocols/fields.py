@@ -146,6 +146,18 @@ def _bounds(low: float | None, high: float | None, unit: str) -> str:
 
 
 @attrs.frozen
+class Match:
+    """A pattern that the whole string must match, shown as it is."""
+
+    pattern: str
+
+    def check(self, value: str) -> None:
+        """Refuse a string that the pattern does not cover."""
+        if not re.fullmatch(self.pattern, value, re.ASCII):
+            raise Misfit(f"must match {self.pattern}")
+
+
+@attrs.frozen
 class Only:
     """Values that change nothing; any other asks for ``lacks``, which we cannot guarantee."""
 

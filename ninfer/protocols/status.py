@@ -11,9 +11,14 @@ from the status, because the HTTP layer answers with statuses that no ``Kind`` s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ninfer.faults import Fault, Kind
 from ninfer.http.exchange import Reply
 from ninfer.protocols.frames import encode, frame
+
+RenderFault = Callable[[str, int, Fault, str], bytes]
+"""(path, status, fault, request id) to the body of an answer that the HTTP layer itself gives."""
 
 OPENAI_STATUS: dict[Kind, int] = {
     Kind.INVALID: 400,

@@ -21,6 +21,7 @@ from ninfer.faults import Fault, Refused, invalid
 from ninfer.http.exchange import Reply, Request
 from ninfer.output.deltas import ParsedCall, ToolParse
 from ninfer.prompt.conversation import Conversation, Json
+from ninfer.protocols.dialect import Dialect, Kit
 from ninfer.protocols.fields import Reader
 from ninfer.protocols.service import (
     Ask,
@@ -244,6 +245,11 @@ class RecordingExchange:
     def events(self) -> list[Event]:
         """The streamed answer, read by the independent parser."""
         return list(parse_sse(b"".join(self.frames)))
+
+
+def kit(service: ScriptedService, dialect: Dialect = Dialect()) -> Kit:  # noqa: B008
+    """A kit around a scripted service: ids 1, 2, 3; the clock stands at 1,700,000,000."""
+    return Kit(service, READER, read_json, counting_mint(), lambda: 1_700_000_000.0, dialect)
 
 
 def request(
