@@ -1,0 +1,186 @@
+"""The kernel library: find a kernel by source, name and variant, and launch it with checked arguments.
+
+Owns loaded modules.  Promises that every argument has the kind that the kernel's own signature asks
+for, and that an empty grid launches nothing.  Kernels come from an ahead-of-time pack where one is
+given, otherwise from the compiler's cache, otherwise from the compiler.
+
+The one thing a reader would get wrong: launches go to ``stream``, which whoever owns the device thread
+sets once; a graph is captured by capturing that stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ninfer.faults import StartupError
+from ninfer.kernels_cu import build
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.kernels_cu.driver import Driver
+from ninfer.kernels_cu.source import Parameter, Source, load, names
+
+Argument = DeviceArray | int | float | bytes | None
+_CODES = {"i32": "i", "u32": "I", "f32": "f", "u64": "Q", "i64": "q"}
+DEFAULT_SHARED = 48 << 10
+
+
+@attrs.define(eq=False)
+class Kernel:
+    """One loaded kernel of one variant."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    function: Any
+    library: Library
+    _allowed: int = DEFAULT_SHARED
+    _slots: list[Any] = attrs.field(factory=list)
+
+    def launch(
+        self,
+        grid: int | tuple[int, ...],
+        block: int,
+        *arguments: Argument,
+        shared: int = 0,
+        dependent: bool = False,
+    ) -> None:
+        """Start ``grid`` blocks (up to three axes) of ``block`` threads with ``shared`` dynamic bytes.
+
+        ``dependent`` launches may start early: the kernel must call ``await_predecessor`` before it
+        reads or writes anything that an earlier kernel touches.  None stands for a null pointer.
+        Raises TypeError when an argument is not what the signature asks for.
+        """
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+        if not x * y * z:
+            return
+        if shared > self._allowed:
+            self.library.driver.allow_shared(self.function, shared)
+            self._allowed = shared
+        packed = self._pack(arguments)
+        dependent = dependent and self.library.dependent_launches
+        self.library.driver.launch(
+            self.function, (x, y, z), block, shared, self.library.stream, packed, dependent
+        )
+        self.library.launches += 1
+
+    def _pack(self, arguments: tuple[Argument, ...]) -> Any:
+        if len(arguments) != len(self.parameters):
+            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
+        cells = [
+            ctypes.create_string_buffer(_encode(self.name, parameter, value))
+            for parameter, value in zip(self.parameters, arguments, strict=True)
+        ]
+        self._slots = cells  # alive until the next launch; the driver copies them before it returns
+        return (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
+
+
+def _encode(kernel: str, parameter: Parameter, value: Argument) -> bytes:
+    kind = parameter.kind
+    if kind.endswith("*"):
+        if value is None:
+            return struct.pack("Q", 0)
+        if isinstance(value, DeviceArray) and kind in ("any*", f"{value.kind}*"):
+            return struct.pack("Q", value.ptr)
+    elif kind == "struct":
+        if isinstance(value, bytes):
+            return value
+    elif kind == "f32":
+        if isinstance(value, (int, float)):
+            return struct.pack("f", value)
+    elif isinstance(value, int):
+        return struct.pack(_CODES[kind], value)
+    got = f"{value.kind}*" if isinstance(value, DeviceArray) else type(value).__name__
+    raise TypeError(f"{kernel}: {parameter.name} is {kind}, got {got}")
+
+
+@attrs.define(eq=False)
+class Library:
+    """Kernels of one architecture.
+
+    arch      such as ``sm_90``; variants that need more (``sm_90a``) are chosen by ``supports``
+    pack      folder made by ``write_pack``, or None to compile
+    cache     folder of compiled kernels, or None
+    stream    driver handle of the stream that launches go to
+    """
+
+    driver: Driver
+    arch: str
+    pack: Path | None = None
+    cache: Path | None = attrs.field(factory=build.default_cache)
+    stream: int = 0
+    dependent_launches: bool = True
+    launches: int = 0
+    _kernels: dict[tuple[Any, ...], Kernel] = attrs.field(factory=dict)
+    _modules: dict[tuple[Any, ...], Any] = attrs.field(factory=dict)
+
+    def get(self, file: str, name: str, **defines: int) -> Kernel:
+        """The kernel ``name`` of ``file`` in the variant that ``defines`` names."""
+        key = (file, name, *sorted(defines.items()))
+        if key not in self._kernels:
+            source = load(file)
+            function = self.driver.function(self._module(source, defines), name)
+            self._kernels[key] = Kernel(name, source.signatures[name], function, self)
+        return self._kernels[key]
+
+    def supports(self, file: str) -> bool:
+        """Whether ``file`` has code for this card (Hopper-only sources do not everywhere)."""
+        return bool({self.arch, f"{self.arch}a"} & set(load(file).architectures))
+
+    def _module(self, source: Source, defines: Mapping[str, int]) -> Any:
+        key = (source.name, *sorted(defines.items()))
+        if key not in self._modules:
+            arch = self.arch if self.arch in source.architectures else f"{self.arch}a"
+            if arch not in source.architectures:
+                raise StartupError(f"{source.name} has no code for {self.arch}")
+            code = self._packed(source, arch, defines)
+            self._modules[key] = self.driver.load(code)
+        return self._modules[key]
+
+    def _packed(self, source: Source, arch: str, defines: Mapping[str, int]) -> bytes:
+        if self.pack is None:
+            return build.cached(source, arch, defines, self.cache).code
+        entry = read_manifest(self.pack).get(entry_name(source, arch, defines))
+        if entry != source.digest:
+            raise StartupError(
+                f"the kernel pack {self.pack} was not built from this version for {arch}: "
+                f"run `ninfer kernels build --arch {arch} --out {self.pack}`"
+            )
+        return (self.pack / entry_name(source, arch, defines)).read_bytes()
+
+
+def entry_name(source: Source, arch: str, defines: Mapping[str, int]) -> str:
+    """File name of one variant in a pack."""
+    words = [
+        source.name.removesuffix(".cu"),
+        arch,
+        *(f"{key}{value}" for key, value in sorted(defines.items())),
+    ]
+    return "-".join(words) + ".cubin"
+
+
+def read_manifest(pack: Path) -> dict[str, str]:
+    """Entry name -> source digest; raises StartupError when the folder is no pack."""
+    try:
+        entries = json.loads((pack / "manifest.json").read_text())["entries"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StartupError(f"{pack} is no kernel pack: make one with `ninfer kernels build`") from None
+    return {str(name): str(digest) for name, digest in entries.items()}
+
+
+def write_pack(folder: Path, arch: str, cache: Path | None = None) -> list[str]:
+    """Compile every variant of every source that ``arch`` can run; returns the entries written."""
+    entries: dict[str, str] = {}
+    for source in map(load, names()):
+        for target in {arch, f"{arch}a"} & set(source.architectures):
+            for variant in source.variants:
+                code = build.cached(source, target, dict(variant), cache).code
+                name = entry_name(source, target, dict(variant))
+                build.store(folder / name, code)
+                entries[name] = source.digest
+    build.store(folder / "manifest.json", json.dumps({"arch": arch, "entries": entries}, indent=1).encode())
+    return sorted(entries)
