@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"engine", "spec", "model", "ops", "kernels_cu", "artifact", "prompt"},
     "observe": {"engine", "output"},
 }
-TYPES = {"prompt.conversation", "prompt.prepared", "output.deltas", "engine.job"}
+TYPES = {"prompt.conversation", "prompt.prepared", "output.deltas", "engine.job", "model.config"}
 CUPY_MODULES = {"ops", "kernels_cu", "runtime", "bench"}
 NO_ARRAYS = ("engine", "output", "protocols", "http")
 PURE = (
