@@ -1,0 +1,308 @@
+// Runs the kernels of a .cu file on the CPU: one fiber per CUDA thread, blocks one after another.
+//
+// Barriers, warp collectives and the wrapped PTX of kernels_cu (mma, ldmatrix, cp.async) behave as
+// on the device; cp.async lands only when it is waited for, and shared memory starts as NaN, so a
+// missing wait or barrier shows.  The one thing a reader would get wrong: fibers are scheduled in
+// the order of `emu_order` (0 ascending, 1 descending, 2 shuffled), and a kernel that is right must
+// give the same bits in all three.
+#pragma once
+#define NINFER_EMULATED 1
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include <vector_types.h>
+#include <vector_functions.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#undef __shared__
+#define __shared__ static __attribute__((section("emu_shared")))
+#undef __global__
+#define __global__
+#undef __device__
+#define __device__
+#undef __host__
+#define __host__
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
+#undef __constant__
+#define __constant__
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+
+namespace emu {
+
+struct Slot { uint32_t word[16]; };
+struct Exchange { uint32_t mask = 0, arrived = 0, turn = 0; Slot slot[2][32]; };
+struct Warp { uint32_t alive = 0; Exchange exchange[8]; };
+struct Copy { void* to; const void* from; int bytes, real; };
+struct Fiber {
+    void* sp; uint3 tid; int linear; bool done;
+    std::vector<std::vector<Copy>> groups; std::vector<Copy> open;
+};
+
+inline std::vector<Fiber> fibers;
+inline std::vector<Warp> warps;
+inline Fiber* self;
+inline uint3 block_index;
+inline dim3 block_size, grid_size;
+inline int alive, arrived; inline uint32_t barrier_turn;
+inline uint8_t* dynamic_shared;
+inline void* main_sp;
+inline void (*entry)(void**);
+inline void** entry_args;
+inline char* stacks;
+constexpr size_t STACK = 256 << 10;
+
+extern "C" void emu_switch(void** save, void* load);
+asm(R"(
+.text
+.weak emu_switch
+.type emu_switch,@function
+emu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp,(%rdi)
+    movq %rsi,%rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+
+inline void yield() { emu_switch(&self->sp, main_sp); }
+
+inline void release_if_complete() {
+    if (arrived && arrived == alive) { arrived = 0; barrier_turn++; }
+}
+
+inline void barrier() {
+    uint32_t turn = barrier_turn;
+    arrived++;
+    release_if_complete();
+    while (barrier_turn == turn) yield();
+}
+
+inline int lane() { return self->linear & 31; }
+inline Warp& warp() { return warps[self->linear >> 5]; }
+
+// Deposit a slot, wait for every live lane of `mask`, see everybody's.
+inline const Slot* exchange(uint32_t mask, const Slot& mine) {
+    Warp& w = warp();
+    Exchange* x = nullptr;
+    for (auto& e : w.exchange) if (e.mask == mask) x = &e;
+    if (!x) for (auto& e : w.exchange) if (!e.mask && !x) x = &e;
+    if (!x) { fprintf(stderr, "emulator: too many warp masks\n"); abort(); }
+    if (!(mask >> lane() & 1)) { fprintf(stderr, "emulator: lane outside its own mask\n"); abort(); }
+    x->mask = mask;
+    uint32_t turn = x->turn;
+    x->slot[turn & 1][lane()] = mine;
+    x->arrived |= 1u << lane();
+    while (x->turn == turn) {
+        if ((x->arrived & w.alive & mask) == (w.alive & mask)) { x->arrived = 0; x->turn++; break; }
+        yield();
+    }
+    return x->slot[turn & 1];
+}
+
+template <class T> inline Slot pack(T v) { Slot s{}; static_assert(sizeof(T) <= 64); memcpy(&s, &v, sizeof v); return s; }
+template <class T> inline T unpack(const Slot& s) { T v; memcpy(&v, &s, sizeof v); return v; }
+
+inline void land(std::vector<Copy>& copies) {
+    for (auto& c : copies) { memcpy(c.to, c.from, c.real); memset((char*)c.to + c.real, 0, c.bytes - c.real); }
+    copies.clear();
+}
+
+inline void start() {
+    entry(entry_args);
+    for (auto& group : self->groups) land(group);
+    self->done = true;
+    alive--;
+    warp().alive &= ~(1u << lane());
+    release_if_complete();
+    yield();
+    abort();
+}
+
+}  // namespace emu
+
+extern "C" inline int emu_order = 0;
+extern uint8_t __start_emu_shared[] __attribute__((weak)), __stop_emu_shared[] __attribute__((weak));
+
+namespace emu {
+
+inline void reset_block() {
+    int threads = block_size.x * block_size.y * block_size.z;
+    if ((int)fibers.size() < threads) fibers.resize(threads);
+    warps.assign((threads + 31) / 32, Warp{});
+    if (!stacks) stacks = (char*)aligned_alloc(64, STACK * 1024);
+    alive = threads; arrived = 0;
+    for (int i = 0; i < threads; i++) {
+        Fiber& f = fibers[i];
+        f.linear = i; f.done = false; f.groups.clear(); f.open.clear();
+        f.tid = uint3{i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y)};
+        warps[i / 32].alive |= 1u << (i & 31);
+        void** top = (void**)(stacks + STACK * (i + 1));
+        *--top = nullptr;  // keeps the entry's stack aligned as after a call
+        *--top = (void*)start;
+        for (int r = 0; r < 6; r++) *--top = nullptr;
+        f.sp = top;
+    }
+}
+
+inline void run_block() {
+    int threads = block_size.x * block_size.y * block_size.z;
+    static std::vector<int> order;
+    order.resize(threads);
+    for (int i = 0; i < threads; i++) order[i] = emu_order == 1 ? threads - 1 - i : i;
+    uint64_t seed = 88172645463325252ull;
+    while (alive) {
+        if (emu_order == 2)
+            for (int i = threads - 1; i > 0; i--) {
+                seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
+                std::swap(order[i], order[seed % (i + 1)]);
+            }
+        for (int i : order) {
+            if (fibers[i].done) continue;
+            self = &fibers[i];
+            emu_switch(&main_sp, self->sp);
+        }
+    }
+}
+
+template <class F, class Tuple, size_t... I> inline void call(F f, void** args, std::index_sequence<I...>);
+
+template <class... A> struct Thunk {
+    static inline void (*kernel)(A...);
+    template <size_t... I> static void apply(void** args, std::index_sequence<I...>) { kernel(*(std::remove_reference_t<A>*)args[I]...); }
+    static void invoke(void** args) { apply(args, std::index_sequence_for<A...>{}); }
+};
+
+template <class... A>
+inline int launch(void (*kernel)(A...), const int* grid, const int* block, int shared, void** args, int count) {
+    if (count != sizeof...(A)) return 1;
+    Thunk<A...>::kernel = kernel;
+    entry = Thunk<A...>::invoke; entry_args = args;
+    grid_size = dim3(grid[0], grid[1], grid[2]); block_size = dim3(block[0], block[1], block[2]);
+    std::vector<uint8_t> dynamic(shared + 1024);
+    dynamic_shared = (uint8_t*)(((uintptr_t)dynamic.data() + 1023) & ~uintptr_t(1023));
+    for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
+        block_index = uint3{(unsigned)x, (unsigned)y, (unsigned)z};
+        memset(dynamic_shared, 0xff, shared);
+        if (__start_emu_shared) memset(__start_emu_shared, 0xff, __stop_emu_shared - __start_emu_shared);
+        reset_block();
+        run_block();
+    }
+    return 0;
+}
+
+}  // namespace emu
+
+#define EMU_EXPORT(name) \
+    extern "C" int emu_##name(const int* grid, const int* block, int shared, void** args, int count) { \
+        return emu::launch(name, grid, block, shared, args, count); \
+    }
+
+#define threadIdx (emu::self->tid)
+#define blockIdx emu::block_index
+#define blockDim emu::block_size
+#define gridDim emu::grid_size
+#define __syncthreads emu::barrier
+inline void __syncwarp(unsigned mask = ~0u) { emu::exchange(mask, emu::Slot{}); }
+inline int __syncthreads_or(int p) {
+    static int any; static uint32_t seen;
+    __syncthreads(); any = 0; __syncthreads(); any |= p; __syncthreads(); (void)seen; return any;
+}
+
+template <class T> inline T __shfl_sync(unsigned mask, T v, int src, int width = 32) {
+    auto s = emu::exchange(mask, emu::pack(v));
+    int base = emu::lane() & ~(width - 1);
+    return emu::unpack<T>(s[base + (src & (width - 1))]);
+}
+template <class T> inline T __shfl_xor_sync(unsigned mask, T v, int x, int = 32) {
+    auto s = emu::exchange(mask, emu::pack(v));
+    return emu::unpack<T>(s[emu::lane() ^ x]);
+}
+template <class T> inline T __shfl_down_sync(unsigned mask, T v, int d, int width = 32) {
+    auto s = emu::exchange(mask, emu::pack(v));
+    int l = emu::lane(), to = (l & (width - 1)) + d < width ? l + d : l;
+    return emu::unpack<T>(s[to]);
+}
+template <class T> inline T __shfl_up_sync(unsigned mask, T v, int d, int width = 32) {
+    auto s = emu::exchange(mask, emu::pack(v));
+    int l = emu::lane(), to = (l & (width - 1)) >= d ? l - d : l;
+    return emu::unpack<T>(s[to]);
+}
+inline unsigned __ballot_sync(unsigned mask, int p) {
+    auto s = emu::exchange(mask, emu::pack<int>(p != 0));
+    unsigned out = 0;
+    for (int i = 0; i < 32; i++) if ((mask & emu::warp().alive) >> i & 1) out |= unsigned(emu::unpack<int>(s[i])) << i;
+    return out;
+}
+inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
+inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, !p) == 0; }
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }
+inline int __float_as_int(float f) { int x; memcpy(&x, &f, 4); return x; }
+inline float __uint_as_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
+inline unsigned __float_as_uint(float f) { unsigned x; memcpy(&x, &f, 4); return x; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+    uint64_t both = uint64_t(b) << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned sel = s >> (4 * i) & 15, byte = both >> (8 * (sel & 7)) & 255;
+        if (sel & 8) byte = byte & 128 ? 255 : 0;
+        out |= byte << (8 * i);
+    }
+    return out;
+}
+inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? lo >> s | hi << (32 - s) : lo; }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
+inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
+inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
+inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i); return c; }
+template <class A, class B> inline auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
+template <class A, class B> inline auto max(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
+template <class T> inline T __ldg(const T* p) { return *p; }
+template <class T> inline T __ldcg(const T* p) { return *p; }
+template <class T> inline T __ldcs(const T* p) { return *p; }
+template <class T> inline void __stcs(T* p, T v) { *p = v; }
+template <class T> inline void __stcg(T* p, T v) { *p = v; }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __nanosleep(unsigned) {}
+template <class T, class U> inline T atomicAdd(T* p, U v) { T old = *p; *p = old + (T)v; return old; }
+template <class T, class U> inline T atomicMax(T* p, U v) { T old = *p; if ((T)v > old) *p = v; return old; }
+template <class T, class U> inline T atomicExch(T* p, U v) { T old = *p; *p = v; return old; }
+template <class T> inline T atomicCAS(T* p, T c, T v) { T old = *p; if (old == c) *p = v; return old; }
+inline unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
+inline void __trap() { abort(); }

@@ -1,0 +1,67 @@
+// The CPU body of kernels_cu/ptx.cuh: the same wrappers over the emulator's warp exchange.
+#pragma once
+using u32 = unsigned int;
+
+namespace emu {
+
+struct Operands { u32 a[4]; u32 b[2]; };
+
+template <class Half>
+inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const Slot* all = exchange(~0u, pack(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}));
+    int g = lane() / 4, t = lane() % 4;
+    auto half_of = [](u32 word, int i) { uint16_t bits = word >> (16 * i); Half h; memcpy(&h, &bits, 2); return (float)h; };
+    for (int i = 0; i < 4; i++) {
+        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
+        double sum = 0;
+        for (int k = 0; k < 16; k++) {
+            auto left = unpack<Operands>(all[row % 8 * 4 + k % 8 / 2]);
+            auto right = unpack<Operands>(all[column * 4 + k % 8 / 2]);
+            sum += (double)half_of(left.a[row / 8 + 2 * (k / 8)], k % 2) * half_of(right.b[k / 8], k % 2);
+        }
+        d[i] = (float)(d[i] + sum);
+    }
+}
+
+inline void ldmatrix(u32 (&r)[4], const void* row, bool transposed) {
+    const Slot* all = exchange(~0u, pack(row));
+    int g = lane() / 4, t = lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        uint16_t pair[2];
+        for (int j = 0; j < 2; j++) {
+            int at = transposed ? 2 * t + j : g, element = transposed ? g : 2 * t + j;
+            auto p = unpack<const uint16_t*>(all[8 * i + at]);
+            if ((uintptr_t)p & 15) { fprintf(stderr, "emulator: ldmatrix row not aligned\n"); abort(); }
+            pair[j] = p[element];
+        }
+        r[i] = pair[0] | (u32)pair[1] << 16;
+    }
+}
+
+}  // namespace emu
+
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { emu::mma<__nv_bfloat16>(d, a, b0, b1); }
+inline void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { emu::mma<__half>(d, a, b0, b1); }
+inline void ldmatrix4(u32 (&r)[4], const void* row) { emu::ldmatrix(r, row, false); }
+inline void ldmatrix4_transposed(u32 (&r)[4], const void* row) { emu::ldmatrix(r, row, true); }
+
+inline u32 transpose8x8(u32 v) {
+    const emu::Slot* all = emu::exchange(~0u, emu::pack(v));
+    int g = emu::lane() / 4, t = emu::lane() % 4;
+    auto at = [&](int row, int column) { return emu::unpack<u32>(all[row * 4 + column / 2]) >> (16 * (column % 2)) & 0xffff; };
+    return at(2 * t, g) | at(2 * t + 1, g) << 16;
+}
+
+inline void copy16_async(void* to, const void* from, bool valid) {
+    if (((uintptr_t)to | (uintptr_t)from) & 15) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
+    emu::self->open.push_back({to, from, 16, valid ? 16 : 0});
+}
+inline void copies_commit() { emu::self->groups.push_back(std::move(emu::self->open)); emu::self->open.clear(); }
+template <int N> inline void copies_wait() {
+    auto& groups = emu::self->groups;
+    while (groups.size() > N) { emu::land(groups.front()); groups.erase(groups.begin()); }
+}
+inline float exp2_fast(float x) { return exp2f(x); }
+inline uint4 load_stream(const void* p) { return *(const uint4*)p; }
+inline void await_predecessor() {}
+inline void release_successor() {}
