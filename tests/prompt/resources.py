@@ -1,0 +1,117 @@
+"""A small byte-level tokenizer in the shape of the family's, and readers of the reference goldens."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.prompt.tokens import Vocabulary, byte_alphabet
+
+SPLIT = (
+    r"(?i:'(?:s|t|re|ve|m|ll|d))| ?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+PLAIN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+WORDS = ("user", "assistant", "system", "hello", " world", "\n\n", "  ", "}}\n", "think", "ing")
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """256 bytes, a few words with the merges that build them, and the special tokens."""
+    stand_in = {byte: char for char, byte in byte_alphabet().items()}
+    vocab = {stand_in[byte]: byte for byte in range(256)}
+    merges: list[list[str]] = []
+    for word in WORDS:
+        built = ""
+        for char in (stand_in[byte] for byte in word.encode()):
+            if built and built + char not in vocab:
+                merges.append([built, char])
+                vocab[built + char] = len(vocab)
+            built += char
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added(len(vocab) + n, text) for n, text in enumerate(SPECIAL)],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": False},
+    }
+
+
+def added(index: int, text: str) -> dict[str, Any]:
+    """One entry of a list of added tokens."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": text, "special": text in SPECIAL, **flags}
+
+
+def config_json() -> dict[str, Any]:
+    """Lists every special token again, and the others only here."""
+    first = tokenizer_json()["added_tokens"][0]["id"]
+    every = [added(first + n, text) for n, text in enumerate(SPECIAL + PLAIN)]
+    return {
+        "added_tokens_decoder": {str(item.pop("id")): item for item in every},
+        "eos_token": "<|im_end|>",
+        "pad_token": {"content": "<|endoftext|>"},
+        "bos_token": None,
+    }
+
+
+def small_vocabulary() -> Vocabulary:
+    """Build the small tokenizer's vocabulary."""
+    return Vocabulary.load(json.dumps(tokenizer_json()).encode(), json.dumps(config_json()).encode())
+
+
+MODELS = ("tiny-qwen3_5", "tiny-qwen3_5_moe")
+
+
+def vocabulary_of(model: Path) -> Vocabulary:
+    """Load the vocabulary of a checkpoint directory."""
+    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    return Vocabulary.load(*((model / name).read_bytes() for name in names))
+
+
+def golden_prompts(model: Path) -> list[dict[str, Any]]:
+    """Return golden.json's prompts, each with its ``ids``, ``positions`` and ``grids``."""
+    raw = (model / "golden.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + length])
+
+    def tensor(name: str) -> NDArray[np.int32] | None:
+        if name not in header:
+            return None
+        begin, end = (8 + length + offset for offset in header[name]["data_offsets"])
+        return np.frombuffer(raw[begin:end], np.int32).reshape(header[name]["shape"])
+
+    prompts: list[dict[str, Any]] = json.loads((model / "golden.json").read_text())["prompts"]
+    for prompt in prompts:
+        key = f"{prompt['index']:02d}"
+        for name, tensor_name in (
+            ("ids", "input_ids"),
+            ("positions", "position_ids"),
+            ("grids", "grid_thw"),
+        ):
+            found = tensor(f"{key}.{tensor_name}")
+            prompt[name] = None if found is None else found.tolist()
+    return prompts
