@@ -1,0 +1,117 @@
+"""Engine snapshots as metric samples and as the ``/stats`` object.
+
+Owns which counter or gauge has which public name.  Pure: a ``Statistics`` in, values out.
+The one thing a reader would get wrong: counter samples are named without ``_total``; the exposition
+format adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from ninfer.engine.stats import Counters, Phase, Statistics
+from ninfer.observe.metrics import Sample
+
+
+@attrs.frozen
+class Identity:
+    """What never changes while the server runs."""
+
+    model: str
+    started: float  # Unix seconds
+    max_concurrency: int
+    max_context: int
+    speculative_backend: str = "none"
+    draft_window: int = 0
+
+
+_GAUGES = (
+    ("requests_running", "running", "Requests that own a lane."),
+    ("requests_waiting", "waiting", "Requests waiting for admission."),
+    ("requests_paused", "paused", "Requests paused by memory pressure."),
+    ("requests_prefilling", "prefilling", "Resident requests computing their prompt."),
+    ("requests_decode_ready", "decode_ready", "Resident requests generating."),
+    ("requests_replaying", "replaying", "Resident requests rebuilding state after a pause."),
+    ("requests_materializing", "materializing", "Requests whose saved state is being copied back."),
+)
+_COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens of admitted requests."),
+    ("prompt_tokens_cached", "prompt_tokens_cached", "Of these, tokens found in retained prefixes."),
+    ("prefill_tokens", "prefill_tokens", "Prompt tokens computed."),
+    ("generation_tokens", "generation_tokens", "Committed output tokens."),
+    ("decode_tokens", "decode_tokens", "Committed output tokens after the first of each request."),
+    ("replayed_tokens", "replayed_tokens", "Tokens recomputed after pauses."),
+    ("decode_rounds", "decode_rounds", "Decode batches."),
+    ("decode_row_rounds", "decode_row_rounds", "Rows of all decode batches."),
+    ("preemptions", "preemptions", "Pauses by memory pressure."),
+    ("snapshot_restores", "snapshot_restores", "Recoveries from a host snapshot."),
+    ("replay_restores", "replay_restores", "Recoveries by recomputation."),
+    ("root_selections", "root_selections", "Admissions that started from nothing."),
+    ("checkpoint_selections", "checkpoint_selections", "Admissions that started from a retained prefix."),
+    ("spec_decode_rounds", "spec_rounds", "Speculative rounds."),
+    ("spec_decode_draft_tokens", "spec_drafted", "Drafted tokens."),
+    ("spec_decode_accepted_tokens", "spec_accepted", "Accepted drafted tokens."),
+    ("spec_decode_fallback_steps", "spec_fallbacks", "Plain steps taken where a round did not fit."),
+    ("device_wait_seconds", "device_wait", "Time the engine waited for the device."),
+)
+
+
+def samples(stats: Statistics, identity: Identity, ready: bool) -> Iterator[Sample]:
+    """Yield every sample that the engine's snapshot backs."""
+    yield Sample("engine_ready", "1 while the engine can accept work.", float(ready))
+    yield Sample("server_start_time_seconds", "Unix time of readiness.", identity.started)
+    labels = (("model_name", identity.model), ("speculative_backend", identity.speculative_backend))
+    yield Sample("model_info", "The served model.", 1, labels=labels)
+    yield Sample("max_concurrency", "Execution lanes.", identity.max_concurrency)
+    yield Sample("max_context_tokens", "Logical context ceiling of a sequence.", identity.max_context)
+    yield Sample("spec_decode_draft_window", "Widest draft; 0 without speculation.", identity.draft_window)
+    for name, attribute, text in _GAUGES:
+        yield Sample(name, text, getattr(stats, attribute))
+    yield from _pools(stats)
+    for name, attribute, text in _COUNTERS:
+        yield Sample(name, text, getattr(stats.counters, attribute), counter=True)
+    yield from _host_work(stats.counters)
+
+
+def _pools(stats: Statistics) -> Iterator[Sample]:
+    for name, pool, text in (
+        ("device_kv", stats.pages, "KV pages on the device"),
+        ("device_state", stats.slots, "StateImage slots on the device"),
+    ):
+        unit = "pages" if name == "device_kv" else "slots"
+        yield Sample(
+            f"{name}_used_{unit}", f"{text} in use, retained ones included.", pool.total - pool.free
+        )
+        yield Sample(f"{name}_capacity_{unit}", f"{text} in all.", pool.total)
+
+
+def _host_work(counters: Counters) -> Iterator[Sample]:
+    for phase in Phase:
+        yield Sample(
+            "host_work_seconds",
+            "Host time of the engine by phase; device waits excluded.",
+            counters.host_work.get(phase.value, 0.0),
+            counter=True,
+            labels=(("phase", phase.value),),
+        )
+
+
+def stats_object(stats: Statistics, outcomes: Mapping[str, int]) -> dict[str, object]:
+    """Build the ``/stats`` answer; token counts are tokens, not chunks."""
+    counters = stats.counters
+    return {
+        "total_tasks": sum(outcomes.values()),
+        "total_tokens": counters.generation_tokens,
+        "active_tasks": stats.running,
+        "waiting_queue": stats.waiting,
+        "paused_tasks": stats.paused,
+        "average_decode_batch": _ratio(counters.decode_row_rounds, counters.decode_rounds),
+        "average_prompt_tokens": _ratio(counters.prompt_tokens, sum(outcomes.values())),
+        "cached_prompt_share": _ratio(counters.prompt_tokens_cached, counters.prompt_tokens),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

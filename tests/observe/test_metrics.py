@@ -1,0 +1,100 @@
+"""Metrics: a strict parser accepts the page, totals count from readiness, histograms are cumulative."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from ninfer.engine.pages import PoolStatistics
+from ninfer.engine.stats import Counters, Statistics
+from ninfer.observe.metrics import BUCKETS, Histogram, Metrics, exposition
+from ninfer.observe.published import Identity, samples, stats_object
+
+IDENTITY = Identity('a "model"\\ of\nmine', 1.5, 2, 4096)
+
+
+def snapshot(**counters: float) -> Statistics:
+    return Statistics(
+        running=2,
+        waiting=1,
+        paused=0,
+        prefilling=1,
+        decode_ready=1,
+        replaying=0,
+        materializing=0,
+        pages=PoolStatistics(10, 4, 1, 5),
+        slots=PoolStatistics(4, 2, 0, 2),
+        seats_taken=3,
+        seats_capacity=18,
+        counters=attrs.evolve(Counters(), **counters),
+    )
+
+
+def page(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(exposition(metrics).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_a_strict_parser_reads_every_sample_back() -> None:
+    metrics = Metrics(lambda: samples(snapshot(prompt_tokens=7), IDENTITY, True))
+    metrics.settle("completed", 0.3, 0.1)
+    found = page(metrics)
+    assert found["ninfer_engine_ready"][()] == 1
+    assert found["ninfer_prompt_tokens_total"][()] == 7
+    assert found["ninfer_device_kv_used_pages"][()] == 6
+    assert found["ninfer_requests_total"][(("outcome", "completed"),)] == 1
+    labels = (("model_name", IDENTITY.model), ("speculative_backend", "none"))
+    assert found["ninfer_model_info"][labels] == 1
+
+
+def test_counters_start_at_zero_when_warm_up_is_over() -> None:
+    current = [snapshot(decode_tokens=5, host_work={"engine_boundary": 2.0})]
+    metrics = Metrics(lambda: samples(current[0], IDENTITY, True))
+    metrics.start_counting()
+    assert page(metrics)["ninfer_decode_tokens_total"][()] == 0
+    current[0] = snapshot(decode_tokens=9, host_work={"engine_boundary": 2.5})
+    found = page(metrics)
+    assert found["ninfer_decode_tokens_total"][()] == 4
+    assert found["ninfer_host_work_seconds_total"][(("phase", "engine_boundary"),)] == 0.5
+
+
+def test_a_failed_engine_keeps_the_page_readable() -> None:
+    found = page(Metrics(lambda: samples(snapshot(), IDENTITY, False)))
+    assert found["ninfer_engine_ready"][()] == 0
+
+
+@given(st.lists(st.floats(0, 2000)))
+def test_histograms_are_cumulative_and_complete(values: list[float]) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.observe(value)
+    metrics = Metrics(ttft=histogram)
+    found = page(metrics)
+    buckets = found["ninfer_time_to_first_token_seconds_bucket"]
+    for bound in (*BUCKETS, math.inf):
+        label = "+Inf" if bound == math.inf else f"{bound:g}"
+        assert buckets[(("le", label),)] == sum(value <= bound for value in values)
+    assert found["ninfer_time_to_first_token_seconds_count"][()] == len(values)
+
+
+def test_failures_have_counts_but_no_duration() -> None:
+    metrics = Metrics()
+    metrics.settle("failed", 3.0, 1.0)
+    found = page(metrics)
+    assert found["ninfer_requests_total"][(("outcome", "failed"),)] == 1
+    assert found["ninfer_request_duration_seconds_count"][()] == 0
+
+
+def test_stats_count_tokens_and_never_divide_by_zero() -> None:
+    assert stats_object(snapshot(), {})["average_decode_batch"] == 0.0
+    shown = stats_object(
+        snapshot(generation_tokens=5, decode_row_rounds=6, decode_rounds=3), {"completed": 2}
+    )
+    assert (shown["total_tasks"], shown["total_tokens"], shown["average_decode_batch"]) == (2, 5, 2.0)
