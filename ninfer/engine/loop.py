@@ -1,0 +1,297 @@
+"""The engine: one task that owns every request, one device that runs its units.
+
+Owns the open requests and their channels.  The rest of the server talks to it through ``seat``,
+``submit`` and the receive end that ``submit`` returns; closing that end *is* cancellation and is
+noticed at the next unit boundary.  Promises exactly one terminal event for each submitted job, and
+that a slow reader never holds up a batch (a channel has room for the whole answer).
+
+The one thing a reader would get wrong: the next unit is submitted before the previous one has been
+read, so whatever a unit turns out to mean, one more row may already be running behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+
+import anyio
+import attrs
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ninfer.engine import admission
+from ninfer.engine.admission import Seat, Seats
+from ninfer.engine.device import Device, Ticket
+from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress
+from ninfer.engine.scheduler import Flight, Landed, Scheduler
+from ninfer.engine.sequence import Sequence, State
+from ninfer.engine.space import Space
+from ninfer.engine.stats import Phase, Statistics
+from ninfer.faults import Broken, Fault, Refused
+from ninfer.settings import EngineOptions
+
+RUN_AHEAD = 1  # work units that may be unread when the next cycle is planned
+
+
+@attrs.define(eq=False)
+class Engine:
+    """Admits, plans, submits, reads and publishes.  ``clock`` gives seconds."""
+
+    device: Device
+    options: EngineOptions
+    clock: Callable[[], float] = anyio.current_time
+    failure: Exception | None = None
+    seats: Seats = attrs.field(init=False)
+    scheduler: Scheduler = attrs.field(init=False)
+    _open: dict[Sequence, MemoryObjectSendStream[Event]] = attrs.field(factory=dict)
+    _flights: deque[tuple[Flight, Ticket]] = attrs.field(factory=deque)
+    _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
+    _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
+    _tickets: int = 0
+    _closed: bool = False
+    _mark: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        geometry = self.device.geometry
+        chunk = min(self.options.prefill_chunk, geometry.prefill_chunk)
+        capacity = geometry.lanes + self.options.max_pending
+        self.seats = Seats(capacity, self.options.pending_timeout, self.clock)
+        self.scheduler = Scheduler(Space(geometry), chunk)
+
+    # The door
+
+    def seat(self) -> AbstractContextManager[Seat]:
+        """Take a place for the life of one request.  Raises ``Refused`` at once when there is none."""
+        if self.failure or self._closed:
+            raise Refused(admission.unavailable())
+        return self.seats.take()
+
+    def submit(self, job: Job) -> MemoryObjectReceiveStream[Event]:
+        """Queue a job; closing the returned end cancels it.  Raises ``Refused``."""
+        if self.failure or self._closed:
+            raise Refused(admission.unavailable())
+        geometry = self.device.geometry
+        capacity = admission.check(job, geometry.max_context, geometry.vocab)
+        # No token, and no unit, gives rise to more than a handful of events.
+        room = 8 * (len(job.prompt.ids) + capacity + 1)
+        send, receive = anyio.create_memory_object_stream[Event](room)
+        self._tickets += 1
+        seq = Sequence(job, self._tickets, capacity, submitted=self.clock())
+        self._open[seq] = send
+        self.scheduler.admit(seq)
+        self._bell.set()
+        self._alarm.set()
+        return receive
+
+    async def run(self) -> None:
+        """Serve until cancelled; when the device fails, tell everyone and return."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_deadlines)
+            try:
+                await self._serve()
+            except Exception as failure:  # noqa: BLE001 - the engine supervisor: all else is a fault value
+                self.failure = failure
+            finally:
+                self._closed = True
+                self._close_all()
+                tasks.cancel_scope.cancel()
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait until every seat has been given back."""
+        self._closed = True
+        while self.seats.taken:
+            await self.seats.left()
+
+    def stats(self) -> Statistics:
+        """Take a snapshot of counters and gauges."""
+        scheduler = self.scheduler
+        states = [seq.state for seq in scheduler.residents]
+        return Statistics(
+            running=len(states),
+            waiting=len(scheduler.waiting),
+            paused=len(scheduler.paused),
+            prefilling=states.count(State.PREFILLING),
+            decode_ready=states.count(State.DECODING),
+            replaying=states.count(State.REPLAYING),
+            materializing=states.count(State.RESTORING),
+            pages=scheduler.space.pages.statistics(),
+            slots=scheduler.space.slots.statistics(),
+            seats_taken=self.seats.taken,
+            seats_capacity=self.seats.capacity,
+            counters=attrs.evolve(scheduler.counters, host_work=dict(scheduler.counters.host_work)),
+        )
+
+    def check(self) -> None:
+        """Raise ``Broken`` unless every lane, slot and page is accounted for."""
+        self.scheduler.check()
+
+    # The loop
+
+    async def _serve(self) -> None:
+        self._mark = self.clock()
+        while True:
+            self._drop_cancelled()
+            self._expire()
+            if sum(bool(flight.rows) for flight, _ in self._flights) <= RUN_AHEAD:
+                self._submit_cycle()
+            if self._flights:
+                await self._land()
+            else:
+                await self._rest()
+
+    def _submit_cycle(self) -> None:
+        cycle = self.scheduler.plan()
+        for seq in list(self.scheduler.residents):
+            if seq.tally.admitted is None:
+                self._announce(seq)
+        self._spend(Phase.BOUNDARY)
+        for flight in cycle:
+            self._flights.append((flight, self.device.submit(flight.unit)))
+        self._spend(Phase.SUBMIT)
+
+    async def _land(self) -> None:
+        """Read the oldest unit and commit what it brought."""
+        flight, ticket = self._flights.popleft()
+        result = await ticket.result()
+        self._spend(None)
+        landed = self.scheduler.settle(flight, result)
+        self._spend(Phase.POST)
+        for one in landed:
+            self._commit(one)
+        self._spend(Phase.COMMIT)
+
+    async def _rest(self) -> None:
+        """Sleep until someone submits; a request that nothing can move is a broken invariant."""
+        spent = [seq for seq in self.scheduler.residents if seq.spent]
+        for seq in spent:
+            self._finish(seq, seq.limit())
+        if spent:
+            return
+        if self._open:
+            raise Broken("requests are open, none can move and nothing is in flight")
+        self._bell = anyio.Event()
+        await self._bell.wait()
+        self._mark = self.clock()
+
+    # Publishing
+
+    def _announce(self, seq: Sequence) -> None:
+        """Tell a request that it has a lane and what of its prompt was known."""
+        seq.tally.admitted = self.clock()
+        counters = self.scheduler.counters
+        counters.prompt_tokens += seq.prompt_tokens
+        counters.prompt_tokens_cached += seq.tally.cached_tokens
+        counters.root_selections += seq.tally.path == "root"
+        counters.checkpoint_selections += seq.tally.path != "root"
+        self._publish(
+            seq, Admitted(seq.tally.admitted, seq.prompt_tokens, seq.tally.cached_tokens, seq.tally.path)
+        )
+
+    def _commit(self, landed: Landed) -> None:
+        """Give the judge each new token in order, and publish what it sets free."""
+        seq = landed.seq
+        if landed.processed is not None:
+            self._publish(seq, Progress(self.clock(), landed.processed))
+        going = seq in self._open
+        for index, token in enumerate((*landed.control, *landed.tokens)):
+            going = going and self._take(seq, token, forced=index < len(landed.control))
+        if going and seq.spent:
+            self._finish(seq, seq.limit())
+
+    def _take(self, seq: Sequence, token: int, *, forced: bool = False) -> bool:
+        """Commit one token; False when the request ended with it."""
+        if not 0 <= token < self.device.geometry.vocab:
+            self._fail(seq, admission.bad_row())
+            return False
+        now = self.clock()
+        try:
+            verdict = seq.take(token, forced=forced)
+        except Exception:  # noqa: BLE001 - a judge that breaks takes down its own request only
+            self._fail(seq, admission.engine_failed())
+            return False
+        self._time(seq, now)
+        tally = seq.tally
+        self._publish(
+            seq, Committed(now, (token,), verdict.piece, seq.thinking_tokens, tally.drafted, tally.accepted)
+        )
+        if seq not in self._open:
+            return False
+        if finish := seq.ends(verdict):
+            self._finish(seq, finish)
+            return False
+        seq.steer_if_due()
+        return True
+
+    def _time(self, seq: Sequence, now: float) -> None:
+        tally, counters = seq.tally, self.scheduler.counters
+        counters.generation_tokens += 1
+        if tally.first_token is None:
+            tally.first_token = now
+        else:
+            counters.decode_tokens += 1
+        tally.last_token = now
+
+    def _publish(self, seq: Sequence, event: Event) -> None:
+        """Send one event; a reader that has left ends its request here."""
+        try:
+            self._open[seq].send_nowait(event)
+        except anyio.BrokenResourceError:
+            self._cancel(seq)
+
+    # Endings
+
+    def _finish(self, seq: Sequence, finish: Finish) -> None:
+        self._end(seq, Done(finish, seq.job.judge.finish(), seq.summary(self.clock())))
+
+    def _fail(self, seq: Sequence, fault: Fault) -> None:
+        self._end(seq, Failed(fault, seq.summary(self.clock())))
+
+    def _cancel(self, seq: Sequence) -> None:
+        self._end(seq, Done(Finish.CANCELLED, None, seq.summary(self.clock())))
+
+    def _end(self, seq: Sequence, event: Done | Failed) -> None:
+        """Give everything back, then tell the reader and whoever keeps the books."""
+        send = self._open.pop(seq)
+        self.scheduler.evict(seq)
+        with suppress(anyio.BrokenResourceError):
+            send.send_nowait(event)
+        send.close()
+        if seq.job.on_end:
+            seq.job.on_end(event)
+
+    def _drop_cancelled(self) -> None:
+        for seq in [s for s, send in self._open.items() if not send.statistics().open_receive_streams]:
+            self._cancel(seq)
+
+    def _close_all(self) -> None:
+        fault = admission.engine_failed() if self.failure else admission.unavailable()
+        for seq in list(self._open):
+            self._fail(seq, fault)
+        self._flights.clear()
+
+    # Time
+
+    async def _watch_deadlines(self) -> None:
+        """Fail requests that still wait at their deadline, on the exact second."""
+        while True:
+            self._alarm = anyio.Event()
+            soonest = min((seq.job.deadline for seq in self.scheduler.waiting), default=math.inf)
+            with anyio.CancelScope(deadline=soonest):
+                await self._alarm.wait()
+            self._expire()
+
+    def _expire(self) -> None:
+        now = self.clock()
+        for seq in [seq for seq in self.scheduler.waiting if seq.job.deadline <= now]:
+            self._fail(seq, admission.queue_timeout())
+
+    def _spend(self, phase: Phase | None) -> None:
+        """Book the time since the last call on a phase, or on waiting for the device."""
+        now = self.clock()
+        counters, spent = self.scheduler.counters, now - self._mark
+        self._mark = now
+        if phase is None:
+            counters.device_wait += spent
+        else:
+            counters.host_work[phase.value] = counters.host_work.get(phase.value, 0.0) + spent
