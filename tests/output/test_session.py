@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import codecs
+import time
 
 import attrs
 import pytest
@@ -210,3 +211,22 @@ def test_a_stop_token_is_shown_by_nobody_and_flushes_what_was_held() -> None:
 def test_two_reasoning_blocks_are_one_and_text() -> None:
     answer = run([b"a</think>b</think>c"], thinking=True)
     assert (answer.reasoning, answer.content) == ("a", "b</think>c")
+
+
+STOP_FLOODS = [("</think", True, ()), ("</thi", True, ()), ("ab" * 50, False, ("ab" * 5_000 + "c",))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flood", "thinking", "stops"), STOP_FLOODS)
+def test_time_grows_with_the_text_alone(flood: str, thinking: bool, stops: tuple[str, ...]) -> None:
+    def seconds(size: int) -> float:
+        text = (flood * (size // len(flood))).encode()
+        tokens = [text[at : at + 32] for at in range(0, len(text), 32)]
+        best = float("inf")
+        for _ in range(3):
+            begin = time.perf_counter()
+            run(tokens, thinking=thinking, stops=stops)
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    assert seconds(1 << 20) <= 2.5 * seconds(1 << 19) + 0.05
