@@ -42,6 +42,12 @@ class MappedFile:
             raise ArtifactError(path, "file", f"can't be read ({reason})", "a readable file") from problem
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
 
+    def forget(self, begin: int, count: int) -> None:
+        """Drop the resident pages that lie wholly inside a range; reading them again reads the disk."""
+        first, last = align(begin, mmap.PAGESIZE), (begin + count) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is not None and last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def close(self) -> None:
         """Let go of the mapping; arrays that still look at it keep it alive."""
         self.view.release()

@@ -221,6 +221,10 @@ class Artifact:
 
     # Checks that need the config
 
+    def knows(self, component: str) -> bool:
+        """Whether this program knows what a component must hold."""
+        return component in self._inventories
+
     def require(self, components: Iterable[str]) -> None:
         """Check selected components whole: each parameter bound, in its shape, in files that are there.
 
@@ -243,7 +247,7 @@ class Artifact:
                 raise self._fault("components.text", "has no proposal", "a drafting head")
             return inventory.proposal(self.text_config, text.proposal.rows)
         self.component(component)
-        if component not in self._inventories:
+        if not self.knows(component):
             raise self._fault(f"components.{component}", "is of a kind unknown here", "a known component")
         return self._inventories[component]()
 
