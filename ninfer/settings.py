@@ -20,6 +20,7 @@ class WireLimits:
     head_fields: int = 100
     target_bytes: int = 8_192
     body_bytes: int = 384 << 20
+    all_bodies_bytes: int = 2 << 30  # bodies being read or served at one time, over all connections
     framing_bytes: int = 1 << 20  # chunk sizes and extensions, all of it
     requests_per_connection: int = 1_000
     connections: int = 1_024
@@ -38,6 +39,7 @@ class Patience:
     write: float = 15.0  # longest that one send may block
     linger: float = 2.0  # reading away what a refused peer still sends
     heartbeat: float = 5.0  # silence in a stream before a comment is sent
+    keepalive: int = 5  # silence before, and between, TCP keepalive probes
     user_timeout_ms: int = 15_000  # TCP_USER_TIMEOUT
     drain: float = 30.0  # open answers may finish during shutdown
 

@@ -46,11 +46,15 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class PeerGone(Exception):
+    """The peer can no longer be written to.  Handlers let it pass; the connection ends quietly."""
+
+
 class Sink(Protocol):
     """Where a streaming handler puts its frames."""
 
     async def send(self, frame: bytes) -> None:
-        """Write one whole SSE frame; wait at most the write deadline; raise when the peer is gone."""
+        """Write one whole SSE frame; wait at most the write deadline; raise ``PeerGone``."""
 
 
 class Exchange(Protocol):
@@ -78,3 +82,4 @@ class Route:
     pattern: str
     handler: Handler
     open: bool = False  # served without the API key
+    reserved: bool = False  # served also when the house is full

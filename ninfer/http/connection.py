@@ -1,0 +1,232 @@
+"""One connection from its first byte to its close: one exchange after another.
+
+Owns the order of things: read, admit, answer, go on or close.  Promises that whatever a peer sends,
+it gets an answer or a close, that a peer which leaves cancels the handler at work for it at once,
+and that no exception but cancellation ever comes out.
+
+The one thing a reader would get wrong: while a handler runs, somebody must still read the socket,
+or nobody would see the peer leave.  ``_watch`` does; what it reads belongs to the next request, and
+it stops at one head's worth, so a pipelining peer is held back by its own socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import attrs
+from anyio.abc import ByteStream
+
+from ninfer.faults import Broken, Fault, Kind, Refused
+from ninfer.http.admission import Admitted, admit, full_house
+from ninfer.http.answer import Answer, write_in_time
+from ninfer.http.exchange import PeerGone, Reply, Request
+from ninfer.http.head import Head
+from ninfer.http.house import Holding, House
+from ninfer.http.intake import READ_BYTES, Intake
+from ninfer.http.refusals import STATUS, Fields, Turned
+from ninfer.http.routes import Target, split_target
+from ninfer.http.site import Site
+from ninfer.http.wire import Phase, Wire
+
+_GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+_CRASHED = Fault(Kind.INTERNAL, "the server failed to answer this request", "internal_error")
+
+
+@attrs.define(eq=False)
+class Connection:
+    """Serves one peer, and counts as open from its making to the end of ``run``.
+
+    ``scarce`` marks a connection that only reserved routes may use.
+    """
+
+    stream: ByteStream
+    site: Site
+    house: House
+    scarce: bool = False
+    pending: bytes = b""  # of the next request
+    served: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.house.connections += 1
+
+    async def run(self) -> None:
+        """Serve until the peer or we have had enough, then close the stream."""
+        try:
+            while await self._serve_next():
+                pass
+        except (PeerGone, *_GONE):
+            self.house.departed += 1
+        finally:
+            self.house.connections -= 1
+            await self.stream.aclose()
+
+    @property
+    def on_last(self) -> bool:
+        """Whether the connection ends with the request at hand, for reasons of ours."""
+        return self.house.draining or self.served + 1 >= self.site.limits.requests_per_connection
+
+    async def watch(self, answer: Answer) -> None:
+        """Read while the handler runs, so that the peer's leaving is seen."""
+        try:
+            while (room := self.site.limits.head_bytes - len(self.pending)) > 0:
+                self.pending += await self.stream.receive(room)
+        except _GONE:
+            answer.leave()
+
+    async def _serve_next(self) -> bool:
+        """Serve one request; say whether the connection can carry another."""
+        if not self.pending and not await self._first_bytes():
+            return False
+        with self.house.exchange() as holding:
+            visit = _Visit(self, Wire(self.site.limits), holding)
+            answer = await visit.run()
+        self.served += 1
+        self.house.departed += answer.peer_left
+        if answer.peer_left or visit.wire.reusable:
+            return answer.finished and not answer.peer_left
+        if self.pending or visit.wire.phase is not Phase.WHOLE:
+            await linger(self.stream, self.site.patience.linger)
+        return False
+
+    async def _first_bytes(self) -> bool:
+        """Wait for the first bytes of a request; False when none come or none are wanted."""
+        if self.house.draining:
+            return False
+        try:
+            with self.house.idling(anyio.current_time() + self.site.patience.idle):
+                self.pending = await self.stream.receive(READ_BYTES)
+        except _GONE:
+            return False
+        return bool(self.pending)
+
+
+@attrs.define(eq=False)
+class _Visit:
+    """One request of a connection, and its answer."""
+
+    at: Connection
+    wire: Wire
+    holding: Holding
+    id: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.id = self.at.site.new_id()
+
+    async def run(self) -> Answer:
+        try:
+            request, admitted = await self._receive()
+        except Turned as turned:
+            return await self._turn_away(turned)
+        return await self._handle(request, admitted)
+
+    async def _receive(self) -> tuple[Request, Admitted]:
+        intake = Intake(self.at.stream, self.wire, self.at.site.patience)
+        first, self.at.pending = self.at.pending, b""
+        head = await intake.head(first)
+        target = split_target(head.target)
+        admitted = admit(self.at.site, head, target, scarce=self.at.scarce)
+        if head.expects_continue and head.has_body and not self.wire.body_begun:
+            await write_in_time(self.at.stream, self.wire.go_on(), self.at.site.patience.write)
+        body = await intake.body(self.holding)
+        self.at.pending = self.wire.leftover
+        return _request(head, target, body, self.id, admitted), admitted
+
+    async def _turn_away(self, turned: Turned) -> Answer:
+        path = self.wire.target.partition("?")[0]
+        absorbed = self._absorb()
+        answer = self._answer(path, lambda: not absorbed or self.at.on_last)
+        await self._refuse(answer, path, turned.status, turned.fault, turned.fields)
+        return answer
+
+    def _absorb(self) -> bool:
+        """Pass over body bytes that are here already; True if the request is whole with them."""
+        try:
+            while self.wire.next_event() is not None:
+                pass
+        except Turned:
+            return False
+        self.at.pending = self.wire.leftover
+        return self.wire.phase is Phase.WHOLE
+
+    async def _handle(self, request: Request, admitted: Admitted) -> Answer:
+        answer = self._answer(request.path, lambda: self.at.on_last)
+        self.at.house.requests += 1
+        async with anyio.create_task_group() as tasks:
+            answer.tasks = tasks
+            tasks.start_soon(self.at.watch, answer)
+            with answer.scope:
+                await self._attempt(request, admitted, answer)
+            tasks.cancel_scope.cancel()
+        return answer
+
+    async def _attempt(self, request: Request, admitted: Admitted, answer: Answer) -> None:
+        try:
+            await self._supervise(request, admitted, answer)
+        except PeerGone:
+            answer.peer_left = True
+
+    async def _supervise(self, request: Request, admitted: Admitted, answer: Answer) -> None:
+        """Run the handler; the one place that stands between its faults and the peer."""
+        try:
+            await admitted.handler(request, answer)
+            if not answer.finished:
+                raise Broken("the handler returned without an answer")
+        except PeerGone:
+            raise
+        except Refused as refused:
+            if answer.started:
+                self._report(refused)
+            else:
+                await self._refuse(answer, request.path, STATUS[refused.fault.kind], refused.fault)
+        except Exception as exc:  # noqa: BLE001
+            self._report(exc)
+            if not answer.started:
+                await self._refuse(answer, request.path, 500, _CRASHED)
+
+    def _report(self, exc: Exception) -> None:
+        self.at.house.crashed += 1
+        self.at.site.on_crash(self.id, exc)
+
+    async def _refuse(
+        self, answer: Answer, path: str, status: int, fault: Fault, fields: Fields = ()
+    ) -> None:
+        body = self.at.site.render_fault(path, status, fault, self.id)
+        await answer.reply(Reply(status, body, headers=fields))
+
+    def _answer(self, path: str, closes: Callable[[], bool]) -> Answer:
+        site = self.at.site
+        fields = site.fields(path, self.id)
+        return Answer(self.wire, self.at.stream, site.patience, fields, closes)
+
+
+def _request(head: Head, target: Target, body: bytes, request_id: str, admitted: Admitted) -> Request:
+    return Request(
+        head.method, target.path, target.query, head.headers, body, request_id, admitted.variables
+    )
+
+
+async def linger(stream: ByteStream, seconds: float) -> None:
+    """End our side and read away what a refused peer still sends, for ``seconds`` at most.
+
+    Closing over unread bytes would reset the connection and could destroy the answer on its way.
+    """
+    with suppress(*_GONE), anyio.move_on_after(seconds):
+        await stream.send_eof()
+        while True:
+            await stream.receive(READ_BYTES)
+
+
+async def turn_away(stream: ByteStream, site: Site) -> None:
+    """Answer 503 to a connection that there is no room for, and close it."""
+    turned, request_id = full_house(), site.new_id()
+    body = site.render_fault("", turned.status, turned.fault, request_id)
+    fields = (*site.fields("", request_id), ("content-type", "application/json"), *turned.fields)
+    reply = Wire(site.limits).whole(turned.status, (*fields, ("connection", "close")), body)
+    try:
+        with suppress(PeerGone):
+            await write_in_time(stream, reply, site.patience.linger)
+            await linger(stream, site.patience.linger)
+    finally:
+        await stream.aclose()
