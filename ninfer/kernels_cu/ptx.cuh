@@ -76,12 +76,22 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// A read-once 16-byte load that leaves L1 alone.
+// A 16-byte load of what no kernel writes (weights), leaving L1 alone.
 __device__ __forceinline__ uint4 load_stream(const void* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+}
+
+// A 16-byte load of what an earlier kernel wrote, leaving L1 alone.
+__device__ __forceinline__ uint4 load_once(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 
@@ -98,4 +108,47 @@ __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
+}
+
+// The same product on fresh accumulators: d = a @ b.
+__device__ __forceinline__ void mma_bf16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%10,%10,%10};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// a * b + c on pairs of bf16, subnormals included.
+__device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// An L2 policy for bytes that are read once a pass: the first to go.
+__device__ __forceinline__ unsigned long long evict_first_policy() {
+    unsigned long long policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+    return policy;
+}
+
+// copy16_async under a policy, fetching whole 128-byte lines into L2.
+__device__ __forceinline__ void copy16_stream(void* to, const void* from, bool valid, unsigned long long policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
+// Copy 4 bytes to shared memory behind the thread's back, through L1; zeros when `valid` is false.
+__device__ __forceinline__ void copy4_async(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
+// Wait for `threads` threads of the block at barrier `id` (1..15; 0 is __syncthreads).
+__device__ __forceinline__ void team_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }

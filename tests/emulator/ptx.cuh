@@ -63,5 +63,31 @@ template <int N> inline void copies_wait() {
 }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline uint4 load_stream(const void* p) { return *(const uint4*)p; }
+inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 inline void await_predecessor() {}
 inline void release_successor() {}
+
+inline void mma_bf16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    d[0] = d[1] = d[2] = d[3] = 0;
+    mma_bf16(d, a, b0, b1);
+}
+inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    auto one = [](u32 x, u32 y, u32 z) {
+        auto wide = [](u32 bits) { return __uint_as_float(bits << 16); };
+        __nv_bfloat16 h = __float2bfloat16((float)((double)wide(x) * wide(y) + wide(z)));
+        uint16_t bits; memcpy(&bits, &h, 2); return (u32)bits;
+    };
+    return one(a & 0xffff, b & 0xffff, c & 0xffff) | one(a >> 16, b >> 16, c >> 16) << 16;
+}
+inline unsigned long long evict_first_policy() { return 0; }
+inline void copy16_stream(void* to, const void* from, bool valid, unsigned long long) { copy16_async(to, from, valid); }
+inline void copy4_async(void* to, const void* from, bool valid) {
+    if (((uintptr_t)to | (uintptr_t)from) & 3) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
+    emu::self->open.push_back({to, from, 4, valid ? 4 : 0});
+}
+inline void team_barrier(int id, int threads) {
+    static int arrived[16]; static uint32_t turns[16];
+    uint32_t turn = turns[id];
+    if (++arrived[id] == threads) { arrived[id] = 0; turns[id]++; }
+    while (turns[id] == turn) emu::yield();
+}

@@ -1,0 +1,144 @@
+// Weight formats as the file stores them, and their way to tensor-core fragments.
+//
+// Owns the decoding of bf16, fp8 rows, q8/q5/q6/q4 groups and nvfp4.  Two routes: ``decode8`` widens
+// eight columns to float32 (embedding, dequantisation, odd shapes); ``Format<F>`` turns the 8-byte
+// pieces of a row into bf16 A-fragments without ever rounding a code (integers up to 256, e4m3
+// and e2m1 x e4m3 are exact in bf16), so group scales multiply float32 sums.
+//
+// The one thing a reader would get wrong: codes leave nibble order.  Word w of a 4-bit piece yields the
+// pairs (0,4) (1,5) (2,6) (3,7); whoever stages x must permute every 8 columns the same way (ORDER).
+#pragma once
+#include "ptx.cuh"
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u64 = unsigned long long;
+using bf16 = __nv_bfloat16;
+
+enum { BF16, FP8, Q8, Q4, Q5, Q6, NVFP4 };
+
+// One matrix, or a slice of its rows, and where its results go.  Row-major planes point at the slice's
+// first row; nvfp4 scales are swizzled, so they point at the whole and ``first`` says where the slice is.
+struct Matrix {
+    const u8* codes;
+    const u8* high;
+    const u8* scales;
+    const float* divisor;
+    void* out;
+    int rows, first, stride, tiles;
+};
+
+__device__ __forceinline__ float as_float(u32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ float half_float(u16 bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ __forceinline__ float bf16_float(u16 bits) { return as_float(static_cast<u32>(bits) << 16); }
+// e4m3 bits (no NaN) to float32, subnormals included: the exponent is moved, then rebased by 2^120.
+__device__ __forceinline__ float e4m3_float(u32 bits) {
+    return as_float((bits & 0x80) << 24 | (bits & 0x7f) << 20) * 0x1p120f;
+}
+
+__device__ __forceinline__ int padded(int columns) { return (columns + 127) / 128 * 128; }
+
+// Byte of row n, group g in the 128 x 4 tile order of nvfp4 scales.
+__device__ __forceinline__ long nvfp4_scale(long n, int g, int columns) {
+    return ((n / 128) * (columns / 64) + g / 4) * 512 + (n % 32) * 16 + (n % 128) / 32 * 4 + g % 4;
+}
+
+template <int F>
+__device__ __forceinline__ int row_bytes(int columns) {
+    if constexpr (F == BF16) return columns * 2;
+    if constexpr (F == FP8) return columns;
+    if constexpr (F == Q8) return padded(columns);
+    if constexpr (F == NVFP4) return columns / 2;
+    return padded(columns) / 2;
+}
+
+__device__ __forceinline__ float signed_code(u32 raw, int bits) {
+    return static_cast<float>(static_cast<int>(raw ^ (1u << (bits - 1))) - (1 << (bits - 1)));
+}
+
+__device__ __forceinline__ float e2m1_float(u32 code) {
+    float magnitude = as_float((code & 7) << 22) * 0x1p126f;
+    return code & 8 ? -magnitude : magnitude;
+}
+
+// Column k of row n (counted in the slice) as float32.
+template <int F>
+__device__ __forceinline__ float decode(const Matrix& m, long n, int k, int columns) {
+    if constexpr (F == BF16) return bf16_float(reinterpret_cast<const u16*>(m.codes)[n * columns + k]);
+    if constexpr (F == FP8)
+        return e4m3_float(m.codes[n * columns + k]) * bf16_float(reinterpret_cast<const u16*>(m.scales)[n]);
+    const u16* scales = reinterpret_cast<const u16*>(m.scales);
+    int wide = padded(columns);
+    if constexpr (F == Q8)
+        return static_cast<float>(static_cast<signed char>(m.codes[n * wide + k])) *
+               half_float(scales[n * (wide / 32) + k / 32]);
+    u32 nibble = m.codes[n * row_bytes<F>(columns) + k / 2] >> (k % 2 * 4) & 15;
+    if constexpr (F == NVFP4)
+        return e2m1_float(nibble) * e4m3_float(m.scales[nvfp4_scale(m.first + n, k / 16, columns)]) / *m.divisor;
+    if constexpr (F == Q5) nibble |= (m.high[n * (wide / 8) + k / 8] >> k % 8 & 1) << 4;
+    if constexpr (F == Q6) nibble |= (m.high[n * (wide / 4) + k / 4] >> k % 4 * 2 & 3) << 4;
+    float scale = half_float(scales[n * (wide / 64) + k / 64]);
+    return signed_code(nibble, F == Q4 ? 4 : F == Q5 ? 5 : 6) * scale;
+}
+
+// 1 * a + b on two bf16, and a * b, in the one instruction that sm_80 has for them.
+__device__ __forceinline__ u32 add_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, 0x3f803f80u, b); }
+__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000u); }
+
+// Columns of x go to shared memory in the order in which codes come out of a piece.
+template <int F>
+__device__ __forceinline__ uint4 in_code_order(uint4 x) {
+    if constexpr (F == BF16 || F == Q8) return x;
+    if constexpr (F == FP8)  // 0 2 1 3 4 6 5 7
+        return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632),
+                          __byte_perm(x.z, x.w, 0x5410), __byte_perm(x.z, x.w, 0x7632));
+    return make_uint4(__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),  // 0 4 1 5 2 6 3 7
+                      __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632));
+}
+
+// Four pairs of codes out of one word of nibbles; ``high`` holds the word's bits above the nibbles.
+template <int F>
+__device__ __forceinline__ void unpack_word(u32 (&pair)[4], u32 word, u32 high) {
+    constexpr u32 OFFSET = F == Q4 ? 0x43084308u : F == Q5 ? 0x43104310u : 0x43204320u;
+    constexpr u32 BASE = F == Q4 ? 0xc308c308u : F == Q5 ? 0xc310c310u : 0xc320c320u;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 code = ((word >> 4 * i) & 0x000f000fu) ^ OFFSET;
+        if constexpr (F == Q5) code ^= (high << (4 - i)) & 0x00100010u;
+        if constexpr (F == Q6) code ^= (i < 3 ? high << (4 - 2 * i) : high >> 2) & 0x00300030u;
+        pair[i] = add_bf16x2(code, BASE);
+    }
+}
+
+// e2m1 x (scale * 2^-8): sign and magnitude move by one multiplication, the scale rebases the exponent.
+__device__ __forceinline__ void unpack_nvfp4(u32 (&pair)[4], u32 word, u32 scale) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        pair[i] = mul_bf16x2((((word >> 4 * i) & 0x000f000fu) * 0x1040u) & 0x81c081c0u, scale);
+}
+
+// An e4m3 scale times 2^118, twice in bf16: 2^-126 x 2^118 leaves weights times 2^-8.
+__device__ __forceinline__ u32 nvfp4_multiplier(u32 bits) {
+    u32 wide = __float_as_uint(as_float(bits << 20) * 0x1p120f * 0x1p118f);
+    return __byte_perm(wide, wide, 0x7632);
+}
+constexpr float NVFP4_REBASE = 256.0f;
+
+// Columns (0, 2) and (1, 3) of four e4m3 bytes as bf16 pairs.
+__device__ __forceinline__ void unpack_fp8(u32& even, u32& odd, u32 word) {
+    constexpr u32 REBASE = 0x7b807b80u;  // 2^120
+    u32 low = word << 8;
+    even = mul_bf16x2((low & 0x80008000u) | ((low >> 4) & 0x07f007f0u), REBASE);
+    odd = mul_bf16x2((word & 0x80008000u) | ((word >> 4) & 0x07f007f0u), REBASE);
+}
+
+// Columns (0, 1) and (2, 3) of four signed bytes as bf16 pairs, through 2^23 + code in float32.
+__device__ __forceinline__ void unpack_q8(u32& first, u32& second, u32 word) {
+    constexpr float BASE = 8388608.0f + 128.0f;
+    word ^= 0x80808080u;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = as_float(__byte_perm(word, 0x4b000000u, 0x7540 + i)) - BASE;
+    first = __byte_perm(__float_as_uint(v[0]), __float_as_uint(v[1]), 0x7632);
+    second = __byte_perm(__float_as_uint(v[2]), __float_as_uint(v[3]), 0x7632);
+}
