@@ -33,8 +33,8 @@ struct KvBf16 {
             const unsigned char* row = keys + (token + g) * CODE_BYTES + t * 16;
 #pragma unroll
             for (int i = 0; i < DIM / 32; i++) {
-                low[i] = load_stream(row + i * 64);
-                high[i] = load_stream(row + 8 * CODE_BYTES + i * 64);
+                low[i] = load_once(row + i * 64);
+                high[i] = load_once(row + 8 * CODE_BYTES + i * 64);
             }
         }
 
@@ -65,7 +65,7 @@ struct KvBf16 {
                 const unsigned char* row = values + at * CODE_BYTES + g * 16;
 #pragma unroll
                 for (int i = 0; i < DIM / 64; i++)
-                    rows[r][i] = live ? load_stream(row + i * 128) : make_uint4(0, 0, 0, 0);
+                    rows[r][i] = live ? load_once(row + i * 128) : make_uint4(0, 0, 0, 0);
             }
         }
 

@@ -149,3 +149,57 @@ def test_first_key_is_never_read():
     out = run_decode(cache, q, gate, np.array([0, 1], np.int32), np.array([69], np.int32), 2, first=1)
     want = reference(q[0], gate[0], cache.keys[0], cache.values[0], first=1)
     assert np.linalg.norm(out[0].astype(float) - want) <= 8e-3 * np.linalg.norm(want)
+
+
+def run_prefill(cache, q, gate, frontier, heads, first=0, warps=4, order=0):
+    rows = q.shape[0]
+    out = np.full((rows, heads * DIM), np.nan, BF16)
+    offsets, frontiers = np.array([0, rows], np.int32), np.array([frontier], np.int32)
+    kernel = EmulatedLibrary(order).get("attend_prefill.cu", "attend_prefill", WARPS=warps)
+    kernel.launch(
+        (heads, -(-rows // (16 * warps))),
+        32 * warps,
+        out.view(np.uint16),
+        q.view(np.uint16),
+        gate.view(np.uint16),
+        gate.shape[1],
+        cache.struct(),
+        cache.layer * cache.layer_bytes,
+        sequences(cache, offsets, frontiers, first),
+        rows,
+        heads,
+        1 / 16,
+        shared=(16 * warps + 128) * 512,
+    )
+    return out
+
+
+@pytest.mark.parametrize("frontier, rows", [(0, 1), (0, 65), (63, 2), (100, 130)])
+@pytest.mark.parametrize("heads, kv_heads, first", [(4, 2, 0), (2, 1, 1)])
+def test_prefill_rows_see_everything_before_them(frontier, rows, heads, kv_heads, first):
+    rng = np.random.default_rng(rows + heads)
+    cache = Cache(rng, [frontier + rows], kv_heads)
+    q = rng.standard_normal((rows, heads, DIM)).astype(BF16)
+    gate = rng.standard_normal((rows, heads * DIM + 8)).astype(BF16)
+    out = run_prefill(cache, q, gate, frontier, heads, first)
+    for i in range(rows):
+        if frontier + i < first:
+            assert (out[i] == 0).all()
+            continue
+        keys, values = cache.keys[0][: frontier + i + 1], cache.values[0][: frontier + i + 1]
+        want = reference(q[i], gate[i, : heads * DIM], keys, values, first)
+        assert np.linalg.norm(out[i].astype(float) - want) <= 8e-3 * np.linalg.norm(want)
+    for other in ({"order": 2}, {"warps": 8}):
+        assert (run_prefill(cache, q, gate, frontier, heads, first, **other) == out).all()
+
+
+def test_prefill_row_does_not_depend_on_where_its_chunk_began():
+    rng = np.random.default_rng(9)
+    cache = Cache(rng, [150], 1)
+    q, gate = rng.standard_normal((150, 1, DIM)).astype(BF16), rng.standard_normal((150, DIM)).astype(BF16)
+    whole = run_prefill(cache, q, gate, 0, 1)
+    parts = [
+        run_prefill(cache, q[a:b].copy(), gate[a:b].copy(), a, 1)
+        for a, b in ((0, 37), (37, 100), (100, 150))
+    ]
+    assert (np.concatenate(parts) == whole).all()

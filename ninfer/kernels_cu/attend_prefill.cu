@@ -1,0 +1,174 @@
+// Causal attention of many rows of one sequence over its pages, on tensor cores.
+//
+// One block takes 16 * WARPS rows of one query head and walks the pages from the first, one page (64
+// keys) at a time; keys of the next page arrive while the values of this one are multiplied.  Page
+// boundaries are those of the sequence, so a row's bits do not depend on where its chunk began.
+// Blocks with the most keys start first.
+//
+//: variants WARPS 4 8
+#include "pages.cuh"
+#include "ptx.cuh"
+
+using bf16 = __nv_bfloat16;
+
+constexpr int DIM = 256;
+constexpr int CHUNKS = DIM / 8;  // 16-byte runs of a row
+
+// Rows of DIM elements in shared memory; runs are permuted so that eight rows meet no bank twice.
+__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
+    return tile + row * DIM + ((chunk ^ (row & 7)) << 3);
+}
+
+// Start copying `rows` rows; those outside begin .. end - 1 become zero.
+__device__ __forceinline__ void fetch(bf16* tile, const bf16* from, long long stride, int rows, int begin, int end) {
+    for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS * 32) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        bool live = row >= begin && row < end;
+        copy16_async(cell(tile, row, chunk), from + (live ? row * stride : 0) + chunk * 8, live);
+    }
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+// s[n] (16 rows, keys 8n .. 8n + 7) = q @ k^T.
+__device__ __forceinline__ void score(float (&s)[8][4], bf16* q, bf16* k, int warp, int lane) {
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) {
+        u32 a[4];
+        ldmatrix4(a, cell(q, warp * 16 + lane % 16, step * 2 + lane / 16));
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            u32 b[4];
+            ldmatrix4(b, cell(k, n * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+            mma_bf16(s[2 * n], a, b[0], b[1]);
+            mma_bf16(s[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// o[n] (16 rows, dims 8n .. 8n + 7) += p @ v, p in the place of the scores.
+__device__ __forceinline__ void accumulate(float (&o)[DIM / 8][4], const float (&p)[8][4], bf16* v, int lane) {
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        u32 a[4] = {pack_bf16(p[2 * step][0], p[2 * step][1]), pack_bf16(p[2 * step][2], p[2 * step][3]),
+                    pack_bf16(p[2 * step + 1][0], p[2 * step + 1][1]),
+                    pack_bf16(p[2 * step + 1][2], p[2 * step + 1][3])};
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n++) {
+            u32 b[4];
+            ldmatrix4_transposed(b, cell(v, step * 16 + lane / 8 % 2 * 8 + lane % 8, n * 2 + lane / 16));
+            mma_bf16(o[2 * n], a, b[0], b[1]);
+            mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Running softmax of rows g and g + 8 (log2 domain); `total` is this lane's share.
+struct Softmax {
+    float top[2], total[2];
+
+    // Turn scores into probabilities and rescale what was summed before.
+    __device__ __forceinline__ void step(float (&s)[8][4], float (&o)[DIM / 8][4]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float now = top[r];
+#pragma unroll
+            for (int n = 0; n < 8; n++) now = fmaxf(now, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+            now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+            float base = now == -INFINITY ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int j = 2 * r; j < 2 * r + 2; j++) sum += s[n][j] = exp2_fast(s[n][j] - base);
+            total[r] = total[r] * factor + sum;
+            top[r] = now;
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
+        }
+    }
+};
+
+// Scale scores; keys from `limit` + row on and keys below `begin` get no weight.
+__device__ __forceinline__ void mask(float (&s)[8][4], float scale, int limit, int begin, int lane) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int key = n * 8 + lane % 4 * 2 + j % 2;
+            bool seen = key < limit + lane / 4 + j / 2 * 8 && key >= begin;
+            s[n][j] = seen ? s[n][j] * scale : -INFINITY;
+        }
+}
+
+// out[row, d] = o / total * sigmoid(gate) for rows g and g + 8 that are below `rows`.
+__device__ __forceinline__ void store(bf16* out, const bf16* gate, int out_stride, int gate_stride,
+                                      const float (&o)[DIM / 8][4], const Softmax& soft, int rows, int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = soft.total[r] + __shfl_xor_sync(~0u, soft.total[r], 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+        int row = lane / 4 + r * 8;
+        if (row >= rows) continue;
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            int d = n * 8 + lane % 4 * 2;
+            float2 g = __bfloat1622float2(
+                *reinterpret_cast<const __nv_bfloat162*>(gate + static_cast<long long>(row) * gate_stride + d));
+            *reinterpret_cast<u32*>(out + static_cast<long long>(row) * out_stride + d) =
+                pack_bf16(o[n][2 * r] * inverse / (1.0f + __expf(-g.x)),
+                          o[n][2 * r + 1] * inverse / (1.0f + __expf(-g.y)));
+        }
+    }
+}
+
+// out (rows, heads * DIM); q (rows, heads, DIM) normed and rotated; gate rows `gate_stride` apart.
+// The pool holds bf16.  Grid (heads, tiles of 16 * WARPS rows); shared: (16 * WARPS + 128) * 512 bytes.
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
+    bf16* out, const bf16* q, const bf16* gate, int gate_stride, Pool pool, long long layer, Sequences of,
+    int rows, int heads, float scale) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    bf16* queries = reinterpret_cast<bf16*>(memory);
+    bf16* keys = queries + 16 * WARPS * DIM;
+    bf16* values = keys + PAGE_TOKENS * DIM;
+    int head = blockIdx.x, tile = (gridDim.y - 1 - blockIdx.y) * 16 * WARPS, kv = head / (heads / pool.kv_heads);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = heads * DIM;
+    int frontier = of.frontiers[0], mine = frontier + tile + warp * 16;
+    int length = frontier + min(tile + 16 * WARPS, rows), pages = (length + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    long long place = static_cast<long long>(tile) * stride + head * DIM;
+    fetch(queries, q + place, stride, 16 * WARPS, 0, rows - tile);
+    fetch(keys, reinterpret_cast<bf16*>(page_keys(pool, of.tables[0], layer, kv)), DIM, PAGE_TOKENS, of.first_key, length);
+    copies_commit();
+    float o[DIM / 8][4] = {};
+    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    for (int page = 0; page < pages; page++) {
+        int begin = of.first_key - page * PAGE_TOKENS, at = page * PAGE_TOKENS;
+        fetch(values, reinterpret_cast<bf16*>(page_values(pool, of.tables[page], layer, kv)), DIM, PAGE_TOKENS, begin, length - at);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        float s[8][4] = {};
+        bool busy = at <= mine + 15;
+        if (busy) score(s, queries, keys, warp, lane);
+        __syncthreads();
+        if (page + 1 < pages)
+            fetch(keys, reinterpret_cast<bf16*>(page_keys(pool, of.tables[page + 1], layer, kv)), DIM, PAGE_TOKENS,
+                  begin - PAGE_TOKENS, length - at - PAGE_TOKENS);
+        copies_commit();
+        if (busy) {
+            mask(s, scale * 1.4426950408889634f, mine - at + 1, begin, lane);
+            soft.step(s, o);
+        }
+        copies_wait<1>();
+        __syncthreads();
+        if (busy) accumulate(o, s, values, lane);
+        __syncthreads();
+    }
+    store(out + place + static_cast<long long>(warp) * 16 * stride,
+          gate + static_cast<long long>(tile + warp * 16) * gate_stride + head * DIM, stride, gate_stride, o, soft,
+          rows - tile - warp * 16, lane);
+}
