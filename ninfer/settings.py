@@ -48,7 +48,7 @@ class Patience:
 class JsonBudget:
     """What one JSON body may cost after its bytes are in."""
 
-    nodes: int = 2_000_000
+    nodes: int = 500_000  # values of any kind; a million-token conversation has some 20,000
     depth: int = 64
     number_chars: int = 64
 
@@ -66,6 +66,19 @@ class PromptBudget:
 
 
 @attrs.frozen
+class ContextCosts:
+    """Measured coefficients that weigh recomputing against copying; the defaults are generic.
+
+    Seconds, seconds a token, seconds a query-key pair, bytes a second.
+    """
+
+    transfer_seconds: float = 50e-6
+    transfer_bytes_per_second: float = 20e9
+    prefill_token_seconds: float = 100e-6
+    prefill_pair_seconds: float = 1e-9
+
+
+@attrs.frozen
 class EngineOptions:
     """Lanes, queue and memory of the engine."""
 
@@ -80,6 +93,13 @@ class EngineOptions:
     device_state_slots: int | None = None  # beyond the lanes; None: as many as lanes
     host_context_bytes: int | None = None  # None: 8 GiB and eight images
     prefix_reuse: bool = True
+    checkpoint_every: int = 4_096  # tokens between checkpoints inside a long prompt
+    junction_tokens: int = 64  # a branch point is worth a checkpoint when it saves this many
+    costs: ContextCosts = ContextCosts()
+    spec: str | None = None  # drafter: a key of spec.drafter.DRAFTERS
+    draft_tokens: int = 0  # drafts a round, with ``spec``
+    proposal_head: bool = False  # draft with the artifact's small head
+    vision: bool = False
 
 
 @attrs.frozen
