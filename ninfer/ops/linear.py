@@ -1,0 +1,288 @@
+"""Launches of the streaming linear kernel: which blocks work on which matrices, and with what epilogue.
+
+Owns the host's share of ``linear.cu``: grouping matrices by format, dividing blocks in proportion to bytes,
+the number of column parts, and how many rows fit one launch.  Promises that the part of a row's sum which
+each warp takes depends on the matrix alone, so a row's bits are the same in any batch and on any grid.
+
+The one thing a reader would get wrong: ``parts`` follows from the number of columns and never from the
+number of rows; changing that would break batch invariance without failing any tolerance.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.kernels_cu.pack import Library
+from ninfer.ops.stored import CODES, StoredMatrix
+
+Take = Callable[[tuple[int, ...], str], DeviceArray]
+MAX_PART = 5376  # columns a block holds of each row of x
+MAX_ROWS = 16
+FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
+THREADS, SPANS, TEAMS = 512, 8, 2
+MAX_GROUPS, MAX_MATRICES = 4, 8
+STATIC_SHARED = 1152
+# format -> columns of a stage, bytes of a stage, stages of a ring up to 8 rows, padding of a row of x
+STAGES = {
+    0: (32, 1024, 5, 32),
+    1: (64, 1024, 5, 64),
+    2: (64, 1088, 5, 64),
+    3: (128, 1088, 5, 16),
+    4: (128, 1344, 4, 16),
+    5: (128, 1600, 3, 16),
+    6: (128, 1152, 5, 16),
+}
+_GROUP = struct.Struct("7i")
+_MATRIX = struct.Struct("5Q4i")
+_TAIL = struct.Struct("6Q5if")
+
+
+class Ending(enum.IntEnum):
+    """What happens to a finished sum."""
+
+    STORE_BF16 = 0
+    STORE_F32 = 1
+    ADD_RESIDUAL = 2  # float32 residual + sum, stored as float32
+    SWIGLU = 3  # silu(first matrix) * second matrix, stored as bf16
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """The left operand: (T, K) bf16, or float32 with a (1 + w) RMSNorm to apply first."""
+
+    x: DeviceArray
+    norm: DeviceArray | None = None
+    eps: float = 0.0
+
+
+@attrs.frozen
+class Group:
+    """Matrices of one format and the blocks that work on them."""
+
+    format: int
+    matrices: tuple[int, ...]  # their indices in the call
+    tiles: int
+    first_block: int = 0
+    blocks: int = 0
+
+
+def parts_of(columns: int) -> int:
+    """Over how many blocks a row's columns are split."""
+    return -(-columns // MAX_PART)
+
+
+def part_columns(columns: int, form: int) -> int:
+    """The widest part of a row of x that one block holds, padded to whole stages."""
+    unit, parts = STAGES[form][0], parts_of(columns)
+    units = -(-columns // unit)
+    return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
+
+
+def shared_bytes(rows: int, columns: int, form: int) -> int:
+    """Dynamic shared memory of one launch."""
+    tiles = 1 if rows <= 8 else 2
+    _, stage, stages, pad = STAGES[form]
+    ring = TEAMS * SPANS * (stages if tiles == 1 else 2) * stage
+    return TEAMS * SPANS * tiles * 512 + rows * (part_columns(columns, form) * 2 + pad) + ring
+
+
+def rows_per_launch(columns: int, forms: Sequence[int], limit: int) -> int:
+    """How many rows of x fit one launch on a card with ``limit`` bytes of shared memory a block."""
+    for rows in range(MAX_ROWS, 0, -1):
+        if all(shared_bytes(rows, columns, form) + STATIC_SHARED <= limit for form in forms):
+            return rows
+    raise ValueError(f"{columns} columns do not fit {limit} bytes of shared memory")
+
+
+def tiles_of(rows: int, ending: Ending) -> int:
+    """Tiles of 16 weight rows; a SwiGLU tile is 8 rows of each matrix."""
+    return -(-rows // (8 if ending is Ending.SWIGLU else 16))
+
+
+def group_by_format(matrices: Sequence[StoredMatrix], ending: Ending) -> list[Group]:
+    """Order matrices by format."""
+    found: dict[int, list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        found.setdefault(CODES[matrix.format], []).append(index)
+    counted = matrices[:1] if ending is Ending.SWIGLU else matrices
+    return [
+        Group(form, tuple(at), sum(tiles_of(matrices[i].rows, ending) for i in at if i < len(counted)))
+        for form, at in found.items()
+    ]
+
+
+def share_blocks(groups: Sequence[Group], weight: Sequence[int], blocks: int, parts: int) -> list[Group]:
+    """Give each group blocks in proportion to its bytes, in whole multiples of ``parts``."""
+    total, teams = sum(weight), max(len(groups), blocks // parts)
+    counts = [max(1, min(group.tiles, teams * w // total)) for group, w in zip(groups, weight, strict=True)]
+    while sum(counts) < teams:
+        hungry = [i for i, group in enumerate(groups) if counts[i] < group.tiles]
+        if not hungry:
+            break
+        counts[max(hungry, key=lambda i: weight[i] / counts[i])] += 1
+    while sum(counts) > teams:
+        counts[max(range(len(counts)), key=lambda i: counts[i])] -= 1
+    shared, first = [], 0
+    for group, count in zip(groups, counts, strict=True):
+        shared.append(attrs.evolve(group, first_block=first, blocks=count * parts))
+        first += count * parts
+    return shared
+
+
+@attrs.define(eq=False)
+class Linear:
+    """Runs ``linear.cu``.
+
+    blocks        multiprocessors of the card
+    shared_limit  bytes of shared memory that a block may have
+    take          lends scratch of the pass
+    counters      u32, zero; one for each tile whose columns are split
+    """
+
+    library: Library
+    blocks: int
+    shared_limit: int
+    take: Take
+    counters: DeviceArray
+    dependent: bool = True
+
+    def __call__(
+        self,
+        rows: Rows,
+        matrices: Sequence[StoredMatrix],
+        outs: Sequence[DeviceArray],
+        ending: Ending,
+        residual: DeviceArray | None = None,
+    ) -> None:
+        """Multiply: outs[i] = ending(rows @ matrices[i].T).
+
+        x         (T, K)    bf16, or float32 when ``rows.norm`` is given
+        outs[i]   (T, N_i)  bf16 or float32 as ``ending`` says; SWIGLU has one, for two matrices
+        residual  (T, N)    float32, for ADD_RESIDUAL
+
+        Any T; K a multiple of 8, rows of codes on 16 bytes.  Raises ValueError.
+        """
+        self._check(rows, matrices, outs, ending, residual)
+        forms = [CODES[matrix.format] for matrix in matrices]
+        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit)
+        total = rows.x.shape[0]
+        source, scale = (
+            self._normed(rows) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
+        )
+        for begin in range(0, total, step):
+            end = min(total, begin + step)
+            self._launch(
+                attrs.evolve(source, x=source.x.rows(begin, end)),
+                scale.rows(begin, end) if scale else None,
+                matrices,
+                [out.rows(begin, end) for out in outs],
+                ending,
+                residual.rows(begin, end) if residual else None,
+            )
+
+    def _check(
+        self,
+        rows: Rows,
+        matrices: Sequence[StoredMatrix],
+        outs: Sequence[DeviceArray],
+        ending: Ending,
+        residual: DeviceArray | None,
+    ) -> None:
+        total, columns = rows.x.shape
+        kind = "bf16" if ending in (Ending.STORE_BF16, Ending.SWIGLU) else "f32"
+        widths = [matrix.rows for matrix in (matrices[:1] if ending is Ending.SWIGLU else matrices)]
+        shapes = [(total, width) for width in widths]
+        if [out.shape for out in outs] != shapes or any(out.kind != kind for out in outs):
+            raise ValueError(f"linear: {rows.x.shape} wants {kind} outputs {shapes}")
+        if any(matrix.columns != columns or not matrix.aligned for matrix in matrices) or rows.x.ptr % 16:
+            raise ValueError(f"linear: matrices do not have {columns} aligned columns")
+        if ending is Ending.SWIGLU and len({(m.rows, m.format) for m in matrices}) != 1:
+            raise ValueError("linear: gate and up differ in rows or format")
+        if ending is Ending.ADD_RESIDUAL and (
+            residual is None or residual.shape != shapes[0] or len(outs) > 1
+        ):
+            raise ValueError("linear: the residual has another shape")
+        if rows.x.kind != ("bf16" if rows.norm is None else "f32"):
+            raise ValueError(f"linear: x is {rows.x.kind}")
+
+    def _normed(self, rows: Rows) -> tuple[Rows, DeviceArray]:
+        total, columns = rows.x.shape
+        x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
+        self.library.get("linear.cu", "scale_rows", TILES=1).launch(
+            total, THREADS, rows.x, rows.norm, x, scale, columns, rows.eps, dependent=self.dependent
+        )
+        return Rows(x), scale
+
+    def _launch(
+        self,
+        rows: Rows,
+        scale: DeviceArray | None,
+        matrices: Sequence[StoredMatrix],
+        outs: Sequence[DeviceArray],
+        ending: Ending,
+        residual: DeviceArray | None,
+    ) -> None:
+        total, columns = rows.x.shape
+        parts = parts_of(columns)
+        groups = group_by_format(matrices, ending)
+        weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
+        groups = share_blocks(groups, weight, self.blocks, parts)
+        tiles = 1 if total <= 8 else 2
+        partial = self._partial(sum(group.tiles for group in groups), parts, tiles)
+        call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
+            rows.x.ptr,
+            rows.norm.ptr if rows.norm else 0,
+            scale.ptr if scale else 0,
+            residual.ptr if residual else 0,
+            partial.ptr if partial else 0,
+            self.counters.ptr,
+            total,
+            columns,
+            parts,
+            1 if scale else 2 if rows.norm else 0,
+            ending,
+            rows.eps,
+        )
+        self.library.get("linear.cu", "linear", TILES=tiles).launch(
+            sum(group.blocks for group in groups),
+            THREADS,
+            call,
+            shared=max(shared_bytes(total, columns, group.format) for group in groups),
+            dependent=self.dependent,
+        )
+
+    def _partial(self, tiles: int, parts: int, width: int) -> DeviceArray | None:
+        if parts == 1:
+            return None
+        if tiles > self.counters.size:
+            raise ValueError(f"linear: {tiles} split tiles, counters for {self.counters.size}")
+        return self.take((tiles * parts * width * 128,), "f32")
+
+
+def _pack_matrices(
+    groups: Sequence[Group], matrices: Sequence[StoredMatrix], outs: Sequence[DeviceArray], ending: Ending
+) -> bytes:
+    order = [index for group in groups for index in group.matrices]
+    if len(groups) > MAX_GROUPS or len(order) > MAX_MATRICES:
+        raise ValueError(
+            f"linear: {len(order)} matrices in {len(groups)} formats are too many for one launch"
+        )
+    packed, first, base = b"", 0, 0
+    for group in groups:
+        packed += _GROUP.pack(
+            group.format, group.first_block, group.blocks, first, len(group.matrices), group.tiles, base
+        )
+        first, base = first + len(group.matrices), base + group.tiles
+    packed += bytes(_GROUP.size * (MAX_GROUPS - len(groups)))
+    for index in order:
+        m, out = matrices[index], outs[min(index, len(outs) - 1)]
+        tiles = tiles_of(m.rows, ending)
+        packed += _MATRIX.pack(
+            m.codes, m.high, m.scales, m.divisor, out.ptr, m.rows, m.first, out.shape[1], tiles
+        )
+    return packed + bytes(_MATRIX.size * (MAX_MATRICES - len(order)))

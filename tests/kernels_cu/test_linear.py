@@ -1,0 +1,164 @@
+"""The streaming linear kernel on the CPU emulator, against float32 products of decoded weights."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ninfer.artifact import layouts
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.linear import Ending, Linear, Rows
+from ninfer.ops.stored import CODES, stored_matrix
+from tests.emulator import KINDS, EmulatedLibrary, toolkit
+
+pytestmark = pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
+BF16 = ml_dtypes.bfloat16
+FORMATS = tuple(CODES)
+
+
+def on_device(array):
+    kind = "bf16" if array.dtype == BF16 else KINDS[str(array.dtype)]
+    return DeviceArray(array.ctypes.data, array.shape, kind, array)
+
+
+def take(shape, kind):
+    dtype = {"bf16": np.uint16, "f32": np.float32}[kind]
+    return DeviceArray((made := np.full(shape, 0xFF, dtype)).ctypes.data, shape, kind, made)
+
+
+def aligned(data):
+    """The same bytes at an address that is a multiple of 256, as on the device."""
+    room = np.zeros(data.nbytes + 256, np.uint8)
+    at = -room.ctypes.data % 256
+    room[at : at + data.nbytes] = data.view(np.uint8).reshape(-1)
+    return room[at : at + data.nbytes].view(data.dtype).reshape(data.shape)
+
+
+def weight(rng, form, rows, columns):
+    """A stored matrix and its decoded values."""
+    values = rng.standard_normal((rows, columns)).astype(np.float32) / 8
+    data = aligned(layouts.encode(values, form))
+    if form == "bf16":
+        return stored_matrix(on_device(data), form, values.shape), values.astype(BF16).astype(np.float32)
+    decoded = layouts.decode_rows(data.data, form, values.shape, 0, rows)
+    return stored_matrix(on_device(data), form, values.shape), decoded
+
+
+def linear(order=0, blocks=3):
+    counters = np.zeros(4096, np.uint32)
+    return Linear(EmulatedLibrary(order), blocks, 227 << 10, take, on_device(counters))
+
+
+def rows_of(rng, rows, columns):
+    return aligned(rng.standard_normal((rows, columns)).astype(BF16))
+
+
+def close(got, want):
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 4e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows, columns", [(1, 256), (3, 320), (8, 128), (9, 704)])
+def test_every_format_multiplies(form, rows, columns):
+    rng = np.random.default_rng(rows + columns)
+    matrix, values = weight(rng, form, 128, columns)
+    x, out = rows_of(rng, rows, columns), np.full((rows, 128), np.nan, np.float32)
+    linear()(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
+    close(out, x.astype(np.float32) @ values.T)
+
+
+@pytest.mark.parametrize("ending", [Ending.STORE_BF16, Ending.ADD_RESIDUAL])
+def test_mixed_formats_and_ragged_rows_share_a_launch(ending):
+    rng = np.random.default_rng(3)
+    made = [
+        weight(rng, form, n, 192) for form, n in (("q4_g64_fp16", 40), ("bf16", 5), ("q5_g64_fp16", 24))
+    ]
+    x = rows_of(rng, 2, 192)
+    if ending is Ending.ADD_RESIDUAL:
+        made = made[:1]
+    kind = BF16 if ending is Ending.STORE_BF16 else np.float32
+    outs = [np.full((2, values.shape[0]), np.nan, kind) for _, values in made]
+    residual = rng.standard_normal((2, 40)).astype(np.float32)
+    added = residual if ending is Ending.ADD_RESIDUAL else None
+    linear(blocks=5)(
+        Rows(on_device(x)),
+        [m for m, _ in made],
+        [on_device(out) for out in outs],
+        ending,
+        on_device(residual) if added is not None else None,
+    )
+    for (_, values), out in zip(made, outs, strict=True):
+        want = x.astype(np.float32) @ values.T
+        close(out.astype(np.float32), want if added is None else want + residual)
+
+
+def test_swiglu_pairs_rows_of_gate_and_up():
+    rng = np.random.default_rng(4)
+    (gate, gate_values), (up, up_values) = (weight(rng, "q6_g64_fp16", 20, 128) for _ in range(2))
+    x, out = rows_of(rng, 3, 128), np.full((3, 20), np.nan, BF16)
+    linear()(Rows(on_device(x)), [gate, up], [on_device(out)], Ending.SWIGLU)
+    a, b = x.astype(np.float32) @ gate_values.T, x.astype(np.float32) @ up_values.T
+    close(out.astype(np.float32), a / (1 + np.exp(-a)) * b)
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "q5_g64_fp16"])
+def test_slices_of_rows_read_their_own_rows(form):
+    rng = np.random.default_rng(5)
+    matrix, values = weight(rng, form, 256, 256)
+    x, out = rows_of(rng, 1, 256), np.full((1, 77), np.nan, np.float32)
+    linear()(Rows(on_device(x)), [matrix.take(101, 178)], [on_device(out)], Ending.STORE_F32)
+    close(out, x.astype(np.float32) @ values[101:178].T)
+
+
+def run_normed(x, norm, matrix, order=0, blocks=3):
+    out = np.full((len(x), matrix.rows), np.nan, np.float32)
+    rows = Rows(on_device(np.ascontiguousarray(x)), on_device(norm), 1e-6)
+    linear(order, blocks)(rows, [matrix], [on_device(out)], Ending.STORE_F32)
+    return out
+
+
+def test_norm_comes_first_and_a_row_is_the_same_alone_and_among_sixteen():
+    rng = np.random.default_rng(6)
+    matrix, values = weight(rng, "q4_g64_fp16", 48, 640)
+    x = aligned(rng.standard_normal((17, 640)).astype(np.float32) * 3)
+    norm = aligned(rng.standard_normal(640).astype(BF16))
+    both = run_normed(x, norm, matrix)
+    scaled = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-6) * (1 + norm.astype(np.float32))
+    close(both, scaled @ values.T)
+    for i in (0, 7, 8, 15, 16):
+        assert (run_normed(aligned(x[i : i + 1]), norm, matrix, blocks=1) == both[i]).all()
+    assert (run_normed(aligned(x[2:9]), norm, matrix, order=2, blocks=2) == both[2:9]).all()
+
+
+@pytest.mark.parametrize("form", ["bf16", "q8_g32_fp16"])
+def test_split_columns_meet_in_order(form):
+    rng = np.random.default_rng(7)
+    columns = 11_264  # three parts
+    matrix, values = weight(rng, form, 40, columns)
+    x = rows_of(rng, 9, columns)
+    outs = []
+    for order, blocks, rows in ((0, 7, 9), (2, 3, 1)):
+        out = np.full((rows, 40), np.nan, np.float32)
+        run = linear(order, blocks)
+        run(Rows(on_device(aligned(x[:rows]))), [matrix], [on_device(out)], Ending.STORE_F32)
+        assert not run.counters.owner.any()
+        outs.append(out)
+    close(outs[0], x.astype(np.float32) @ values.T)
+    assert (outs[0][0] == outs[1][0]).all()
+
+
+def test_small_shared_memory_takes_fewer_rows_a_launch():
+    rng = np.random.default_rng(8)
+    matrix, values = weight(rng, "q4_g64_fp16", 16, 5120)
+    x, out = rows_of(rng, 9, 5120), np.full((9, 16), np.nan, np.float32)
+    run = linear()
+    run.shared_limit = 99 << 10
+    with pytest.raises(ValueError):
+        run.shared_limit = 64 << 10
+        run(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
+    run.shared_limit = 120 << 10
+    run(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
+    assert run.library.launches > 1
+    close(out, x.astype(np.float32) @ values.T)
