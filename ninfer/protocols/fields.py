@@ -1,6 +1,6 @@
 """Wire values to typed values: nothing is coerced, and every fault names its field.
 
-Owns the converter that all dialects share and the rules a field may carry.  A schema is an
+Owns the converter that all protocols share; ``rules.py`` holds the rules a field may carry.  A schema is an
 ``attrs.frozen`` class whose annotations say everything: ``Annotated[float, Range(0, 2)] | None``.
 It promises that ``Reader.read`` either returns the typed value or raises one ``Refused`` whose
 ``param`` is the exact path (``messages[0].content[1].image_url.url``), the first fault in field
@@ -15,251 +15,67 @@ annotation says ``| None``.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NewType, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import Converter
 
-from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.prompt.conversation import Json
+from ninfer.protocols.rules import (
+    Length,
+    Match,
+    Misfit,
+    Never,
+    Only,
+    Range,
+    Rule,
+    join,
+    lacking,
+    misfit,
+    split,
+)
+from ninfer.protocols.scalars import (
+    NOUNS,
+    Hook,
+    check_json,
+    check_text,
+    exactly,
+    null,
+    number,
+    one_of,
+    text,
+)
 from ninfer.settings import JsonBudget
 
+__all__ = [
+    "JsonObject",
+    "Length",
+    "Match",
+    "Misfit",
+    "Never",
+    "Only",
+    "Range",
+    "ReadJson",
+    "Reader",
+    "Rule",
+    "Source",
+    "check_json",
+    "check_text",
+    "join",
+    "lacking",
+    "misfit",
+    "split",
+    "wire_fields",
+]
+
 T = TypeVar("T")
-Hook = Callable[[object, Any], Any]
 ReadJson = Callable[[bytes], object]  # raises Refused; built by the HTTP room
 JsonObject = NewType("JsonObject", dict[str, Json])
 """A free-form JSON object: checked for depth, text and numbers, otherwise as the client sent it."""
 Source = NewType("Source", dict[str, Json])
 """A schema member of this type receives the whole object it stands in, as sent."""
-
-NOUNS: dict[type, str] = {
-    str: "a string",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    list: "an array",
-    dict: "an object",
-}
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
-_HUGE = 1 << 1023  # an integer from here on has no finite double
-
-
-class Misfit(Exception):
-    """A value that does not fit its field; gathers its path while it rises."""
-
-    def __init__(self, complaint: str, code: str = "invalid_value") -> None:
-        super().__init__(complaint)
-        self.complaint = complaint
-        self.code = code
-        self.steps: list[str | int] = []
-
-    def under(self, step: str | int) -> Misfit:
-        """Add the member name or the index by which the value was reached."""
-        self.steps.append(step)
-        return self
-
-    def refusal(self) -> Refused:
-        """Turn into the refusal that the peer is told."""
-        path = join(reversed(self.steps))
-        subject = path or "the request body"
-        return Refused(Fault(Kind.INVALID, f"{subject} {self.complaint}", self.code, path or None))
-
-
-def join(steps: Iterator[str | int]) -> str:
-    """Spell a path: ``messages[0].content``; a member name that is no word is quoted and cut."""
-    path = ""
-    for step in steps:
-        if type(step) is int:
-            path += f"[{step}]"
-        elif _PLAIN_NAME.match(str(step)):
-            path += f".{step}" if path else str(step)
-        else:
-            path += f"[{json.dumps(str(step)[:64])}]"
-    return path
-
-
-def misfit(param: str, complaint: str, code: str = "invalid_value") -> Refused:
-    """Build the refusal of a value found wrong after reading (``complaint`` follows the path)."""
-    return invalid(f"{param} {complaint}", param=param, code=code)
-
-
-def lacking(param: str, guarantee: str, code: str) -> Refused:
-    """Build the refusal of a request for something that this server cannot guarantee."""
-    return misfit(param, _lack(guarantee), code)
-
-
-def _lack(guarantee: str) -> str:
-    return f"asks for {guarantee}, which NInfer cannot guarantee"
-
-
-# Rules.  Each looks at a value that already has its type.
-
-
-class Rule(Protocol):
-    """What an ``Annotated`` may carry: raises ``Misfit``, or lets the value pass."""
-
-    def check(self, value: Any) -> None:
-        """Look at one value of the annotated type."""
-
-
-@attrs.frozen
-class Range:
-    """Inclusive bounds of a number; ``unit`` is named in the message."""
-
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-
-    def check(self, value: float) -> None:
-        """Refuse a number outside the bounds."""
-        if (self.low is None or value >= self.low) and (self.high is None or value <= self.high):
-            return
-        raise Misfit("must be " + _bounds(self.low, self.high, self.unit))
-
-
-@attrs.frozen
-class Length:
-    """Inclusive bounds of a string's or an array's length, in ``unit``."""
-
-    low: int = 0
-    high: int | None = None
-    unit: str = "characters"
-
-    def check(self, value: str | tuple[object, ...] | dict[str, object]) -> None:
-        """Refuse a value that is too short or too long."""
-        if self.low <= len(value) and (self.high is None or len(value) <= self.high):
-            return
-        low = None if self.low == 0 else self.low
-        raise Misfit("must hold " + _bounds(low, self.high, self.unit))
-
-
-def _bounds(low: float | None, high: float | None, unit: str) -> str:
-    if low is not None and high is not None:
-        text = f"{low:g}" if low == high else f"between {low:g} and {high:g}"
-    else:
-        text = f"at least {low:g}" if low is not None else f"at most {high:g}"
-    one = 1 in (low, high) and (low is None or high is None or low == high)
-    return f"{text} {unit.removesuffix('s') if one else unit}".rstrip()
-
-
-@attrs.frozen
-class Match:
-    """A pattern that the whole string must match, shown as it is."""
-
-    pattern: str
-
-    def check(self, value: str) -> None:
-        """Refuse a string that the pattern does not cover."""
-        if not re.fullmatch(self.pattern, value, re.ASCII):
-            raise Misfit(f"must match {self.pattern}")
-
-
-@attrs.frozen
-class Only:
-    """Values that change nothing; any other asks for ``lacks``, which we cannot guarantee."""
-
-    values: tuple[object, ...]
-    lacks: str
-    code: str
-
-    def check(self, value: object) -> None:
-        """Refuse a value that would have to change the answer."""
-        if value not in self.values:
-            raise Misfit(_lack(self.lacks), self.code)
-
-
-@attrs.frozen
-class Never:
-    """A field whose mere presence (other than null) asks for ``lacks``."""
-
-    lacks: str
-    code: str
-
-    def check(self, value: object) -> None:
-        """Refuse any value."""
-        raise Misfit(_lack(self.lacks), self.code)
-
-
-# Hooks.  Each takes a JSON value and returns the typed one, or raises Misfit.
-
-
-def _exactly(kind: type) -> Hook:
-    def hook(value: object, _: Any) -> object:
-        if type(value) is not kind:
-            raise Misfit(f"must be {NOUNS[kind]}", "invalid_type")
-        return value
-
-    return hook
-
-
-def check_text(value: str) -> None:
-    """Refuse a string that cannot be written as UTF-8."""
-    if value.isascii():
-        return
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise Misfit("must not hold lone surrogates") from None
-
-
-def _text(value: object, _: Any) -> str:
-    if type(value) is not str:
-        raise Misfit("must be a string", "invalid_type")
-    check_text(value)
-    return value
-
-
-def _number(value: object, _: Any) -> float:
-    if type(value) is not int and type(value) is not float:
-        raise Misfit("must be a number", "invalid_type")
-    if not -_HUGE < value < _HUGE:  # false for NaN and both infinities
-        raise Misfit("must be a finite number")
-    return float(value)
-
-
-def _null(value: object, _: Any) -> None:
-    if value is not None:
-        raise Misfit("must be null", "invalid_type")
-
-
-def _one_of(value: object, kind: Any) -> object:
-    choices = get_args(kind)
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:
-            return choice
-    if type(value) not in {type(choice) for choice in choices}:
-        raise Misfit(f"must be {NOUNS[type(choices[0])]}", "invalid_type")
-    raise Misfit("must be one of " + ", ".join(map(json.dumps, choices)))
-
-
-def check_json(value: object, room: int) -> None:
-    """Refuse free JSON nested deeper than ``room`` levels, or holding bad text or numbers."""
-    kind = type(value)
-    if kind is str:
-        check_text(value)  # type: ignore[arg-type]
-    elif kind is float:
-        _number(value, float)
-    elif kind is dict or kind is list:
-        _check_members(value, room)  # type: ignore[arg-type]
-
-
-def _check_members(value: dict[str, object] | list[object], room: int) -> None:
-    if not room:
-        raise Misfit("is nested too deeply")
-    members = value.items() if isinstance(value, dict) else enumerate(value)
-    for step, inner in members:
-        try:
-            if isinstance(step, str):
-                check_text(step)
-            check_json(inner, room - 1)
-        except Misfit as fault:
-            raise fault.under(step)  # noqa: B904
-
-
-# Types to hooks.
 
 
 @attrs.frozen
@@ -288,16 +104,16 @@ class Reader:
             (lambda kind: get_origin(kind) in (list, tuple), self._array),
             (lambda kind: get_origin(kind) is dict, self._map),
             (lambda kind: get_origin(kind) is Annotated, self._ruled),
-            (lambda kind: get_origin(kind) is Literal, lambda _: _one_of),
+            (lambda kind: get_origin(kind) is Literal, lambda _: one_of),
             (lambda kind: kind in (JsonObject, Source), lambda _: self._free_object),
             (lambda kind: kind is object, lambda _: self._free),
         ]
         for accepts, factory in factories:
             converter.register_structure_hook_factory(accepts, factory)
-        for kind, hook in {str: _text, float: _number, NoneType: _null}.items():
+        for kind, hook in {str: text, float: number, NoneType: null}.items():
             converter.register_structure_hook(kind, hook)
         for kind in (int, bool):
-            converter.register_structure_hook(kind, _exactly(kind))
+            converter.register_structure_hook(kind, exactly(kind))
 
     def read(self, body: object, shape: type[T]) -> T:
         """Read a parsed JSON body as ``shape``.  Raises ``Refused``."""
@@ -453,9 +269,8 @@ def _refuse_unknown(value: dict[str, object], known: set[str]) -> None:
 
 def _json_types(kind: Any) -> tuple[type, ...]:
     """The Python types of the JSON values that ``kind`` may accept."""
+    kind = _plain(kind)
     origin = get_origin(kind)
-    if origin is Annotated:
-        return _json_types(get_args(kind)[0])
     if origin is Literal:
         return tuple({type(choice): None for choice in get_args(kind)})
     if origin in (list, tuple):
@@ -467,16 +282,21 @@ def _json_types(kind: Any) -> tuple[type, ...]:
     return (*NOUNS,) if kind is object else (dict,)
 
 
+def _plain(kind: Any) -> Any:
+    """The annotation without its rules."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
 def _tags(classes: list[type]) -> tuple[str, dict[str, type], str | None]:
     """(member, its values to classes, the value that its absence means) of a tagged union."""
     first = wire_fields(classes[0])
-    tag = next(field.name for field in first if get_origin(field.type) is Literal)
+    tag = next(field.name for field in first if get_origin(_plain(field.type)) is Literal)
     choices: dict[str, type] = {}
     default = None
     for cls in classes:
         field = next(field for field in wire_fields(cls) if field.name == tag)
-        for value in get_args(field.type):
+        for value in get_args(_plain(field.type)):
             choices[value] = cls
-        if field.default is not attrs.NOTHING and default is None:
-            default = str(field.default)
+        if default is None and isinstance(field.default, str):
+            default = field.default
     return tag, choices, default

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ninfer.http.exchange import Route
+from ninfer.protocols.astrai import astrai
+from ninfer.protocols.chat.handler import chat_routes
 from ninfer.protocols.dialect import Dialect, Kit, Warn
 from ninfer.protocols.models import models_routes
 
 PROTOCOLS: dict[str, Callable[[Kit], tuple[Route, ...]]] = {
     "models": models_routes,
+    "chat": chat_routes,
 }
 
 DIALECTS: dict[str, Callable[[Warn], Dialect]] = {
     "ninfer": lambda warn: Dialect(),
+    "astrai": astrai,
 }
 
 

@@ -63,6 +63,7 @@ class Ask:
     tool_choice: str = "auto"
     semantic_change: bool = False  # Responses: preserve_thinking differs from the parent's
     progress: bool = False
+    parse_tools: bool = True  # False: tool markup stays text
 
 
 @attrs.frozen

@@ -1,0 +1,1 @@
+"""OpenAI Chat Completions: JSON to a conversation, typed deltas to JSON and SSE."""

@@ -1,0 +1,81 @@
+"""POST /v1/chat/completions: read, lower, ask, answer.
+
+Promises one answer to every request: a whole object, a stream that ends with ``[DONE]``, a stream that
+ends with one error line, or an error reply.
+
+The one thing a reader would get wrong: a refusal can come after a heartbeat has opened the stream (a
+long wait for a lane), so where an error goes is decided by ``exchange.started``, not by the phase.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ninfer.faults import Refused
+from ninfer.http.exchange import Exchange, Reply, Request, Route, Sink
+from ninfer.protocols.chat.lower import Report, lower_chat, report_of
+from ninfer.protocols.chat.render import ChatStream, whole
+from ninfer.protocols.chat.schema import ChatRequest
+from ninfer.protocols.dialect import Kit
+from ninfer.protocols.following import following, outcome
+from ninfer.protocols.frames import encode, identifier
+from ninfer.protocols.service import Ask
+from ninfer.protocols.status import openai_frame, openai_reply
+
+
+@attrs.frozen
+class ChatEndpoint:
+    """Handles Chat Completions."""
+
+    kit: Kit
+
+    async def handle(self, request: Request, exchange: Exchange) -> None:
+        """Answer one request."""
+        try:
+            ask, report = self._read(request)
+        except Refused as refused:
+            reply = openai_reply(refused.fault)
+            await exchange.reply(self.kit.dialect.malformed(refused.fault, reply))
+            return
+        try:
+            if report.stream:
+                await self._stream(ask, report, exchange)
+            else:
+                await exchange.reply(await self._whole(ask, report))
+        except Refused as refused:
+            reply = openai_reply(refused.fault)
+            await exchange.reply(self.kit.dialect.failed(refused.fault, reply))
+
+    def _read(self, request: Request) -> tuple[Ask, Report]:
+        kit = self.kit
+        body = kit.dialect.adapt("chat", kit.read_json(request.body))
+        asked = kit.reader.read(body, ChatRequest)
+        model = kit.dialect.label(asked.model, kit.service.card)
+        id = identifier("chatcmpl-", kit.mint)
+        report = report_of(asked, id, int(kit.now()), model)
+        return lower_chat(asked, report, request.id, kit.read_json), report
+
+    async def _whole(self, ask: Ask, report: Report) -> Reply:
+        done = await outcome(self.kit.service, ask)
+        return Reply(200, encode(whole(report, done, self.kit.mint)))
+
+    async def _stream(self, ask: Ask, report: Report, exchange: Exchange) -> None:
+        async with exchange.stream() as sink:
+            try:
+                await self._send_all(ask, report, sink)
+            except Refused as refused:
+                if not exchange.started:
+                    raise
+                await sink.send(openai_frame(refused.fault))
+
+    async def _send_all(self, ask: Ask, report: Report, sink: Sink) -> None:
+        stream = ChatStream(report, self.kit.mint, self.kit.dialect)
+        async with following(self.kit.service, ask) as deltas:
+            async for delta in deltas:
+                for frame in stream.frames(delta):
+                    await sink.send(frame)
+
+
+def chat_routes(kit: Kit) -> tuple[Route, ...]:
+    """Build the one route."""
+    return (Route("POST", "/v1/chat/completions", ChatEndpoint(kit).handle),)
