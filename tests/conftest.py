@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # parallel test runs share the cores
 
 ROOT = Path(__file__).resolve().parent.parent
 

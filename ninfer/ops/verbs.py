@@ -112,7 +112,8 @@ class Verbs(Protocol):
 
         Per-head (1+w) norm of q and k; interleaved partial rotary by ``step.positions``; append
         k and v to the sequence's pages; attention with scale head_dim ** -0.5 over everything from
-        ``step.first`` up to and including each row; times sigmoid(gate).  -> (T, heads * head_dim).
+        ``step.first`` up to and including each row (zero where that is nothing); times
+        sigmoid(gate).  -> (T, heads * head_dim).
         """
 
     def delta_rule(

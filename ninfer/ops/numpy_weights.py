@@ -1,0 +1,95 @@
+"""How the NumPy backend holds weights: decoded to float32, transposed, joined where read together.
+
+The one thing a reader would get wrong: ``Weight.data`` is not the matrix but ``Columns`` of a shared
+(K, sum of N) array, so that one multiplication serves all weights of one verb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.ops.numpy_state import Floats, Ints
+from ninfer.ops.verbs import Weight
+
+
+class Source(Protocol):
+    """Where parameters come from: an artifact."""
+
+    def decode(self, name: str) -> NDArray[np.generic]:
+        """Return a parameter in its logical shape."""
+
+    def has(self, name: str) -> bool:
+        """Whether the parameter exists."""
+
+
+@attrs.frozen(eq=False)
+class Columns:
+    """Columns ``begin .. end - 1`` of ``parent`` (K, N): one weight, transposed."""
+
+    parent: Floats
+    begin: int
+    end: int
+
+
+@attrs.frozen(eq=False)
+class NumpyLoader:
+    """Loads weights for ``NumpyVerbs``."""
+
+    source: Source
+
+    def has(self, name: str) -> bool:
+        """Whether the parameter exists."""
+        return self.source.has(name)
+
+    def weights(self, *names: str) -> tuple[Weight, ...]:
+        """Load matrices of equal columns side by side."""
+        return joined([self.vector(name) for name in names])
+
+    def table(self, name: str) -> Weight:
+        """Load an embedding: its rows stay contiguous, since they are looked up."""
+        matrix = self.vector(name)
+        return Weight(len(matrix), matrix.shape[1], "fp32", Columns(matrix.T, 0, len(matrix)))
+
+    def stack(self, names: tuple[str, ...]) -> Weight:
+        """Load equal matrices as one (experts, K, N) array."""
+        data = np.stack([self.vector(name).T for name in names])
+        return Weight(len(names) * data.shape[2], data.shape[1], "fp32", data)
+
+    def vector(self, name: str) -> Floats:
+        """Load a parameter as a dense float32 array."""
+        return np.ascontiguousarray(self.source.decode(name), np.float32)
+
+    def indices(self, name: str) -> Ints:
+        """Load an int32 parameter."""
+        return np.ascontiguousarray(self.source.decode(name), np.int32)
+
+
+def joined(matrices: Sequence[Floats]) -> tuple[Weight, ...]:
+    """Make weights of (N_i, K) matrices that share one transposed array."""
+    parent = np.ascontiguousarray(np.concatenate(matrices).T)
+    ends = np.cumsum([len(matrix) for matrix in matrices]).tolist()
+    return tuple(
+        Weight(len(matrix), matrix.shape[1], "fp32", Columns(parent, end - len(matrix), end))
+        for matrix, end in zip(matrices, ends, strict=True)
+    )
+
+
+def multiply(x: Floats, weights: Sequence[Weight]) -> tuple[Floats, ...]:
+    """x (tiles, tile, K) times each weight, in one multiplication where they lie side by side."""
+    first, last = weights[0].data, weights[-1].data
+    if len(weights) > 1 and all(w.data.parent is first.parent for w in weights):
+        y = np.matmul(x, first.parent[:, first.begin : last.end])
+        return tuple(y[..., w.data.begin - first.begin : w.data.end - first.begin] for w in weights)
+    return tuple(np.matmul(x, w.data.parent[:, w.data.begin : w.data.end]) for w in weights)
+
+
+def rows_of(weight: Weight, ids: Ints) -> Floats:
+    """Look up rows of a matrix.  -> (len(ids), K)."""
+    table = weight.data
+    rows: Floats = table.parent[:, table.begin : table.end].T[ids]
+    return rows

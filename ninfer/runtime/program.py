@@ -1,0 +1,197 @@
+"""The NumPy program: a unit of work in, committed state and tokens out.
+
+Owns lanes, slots, pages and host memory; implements the meaning of ``engine/device.py`` unit by unit.
+Not thread-safe: one thread runs it.  The one thing a reader would get wrong: rows without drafts
+advance their slot at once, rows with drafts leave it at the frontier until they are settled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from ninfer.engine.device import (
+    Bind,
+    Clear,
+    CopyImage,
+    CopyPage,
+    Decode,
+    Geometry,
+    HostDrop,
+    HostLoad,
+    HostSave,
+    Prefill,
+    Result,
+    Row,
+    RowResult,
+    Settle,
+    Unit,
+)
+from ninfer.faults import Broken
+from ninfer.model.qwen3_5 import forward
+from ninfer.model.weights import Decoder
+from ninfer.ops.numpy_state import Floats, Ints, Record
+from ninfer.ops.on_numpy import NumpyVerbs
+from ninfer.ops.sample_numpy import Purpose
+from ninfer.ops.verbs import Step
+from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
+from ninfer.runtime.state import KVPages, StateImages
+from ninfer.runtime.steps import int32, prefill_step, rows_step, shifted
+from ninfer.spec.drafter import Drafter
+
+Saved = tuple[tuple[Floats, Ints] | None, "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]
+
+
+@attrs.define(eq=False)
+class NumpyProgram:
+    """Runs units in order.  Build it with ``runtime.build``."""
+
+    geometry: Geometry
+    verbs: NumpyVerbs
+    decoder: Decoder
+    images: StateImages
+    pages: KVPages
+    lanes: tuple[Lane, ...]
+    drafter: Drafter | None = None
+    clock: Callable[[], float] = time.perf_counter
+    _host: dict[int, Saved] = attrs.field(factory=dict)
+
+    def run(self, unit: Unit) -> Result:
+        """Run one unit to its end."""
+        began = self.clock()
+        with np.errstate(over="ignore"):
+            rows = self._dispatch(unit)
+        return Result(rows, self.clock() - began)
+
+    def _dispatch(self, unit: Unit) -> tuple[RowResult, ...]:
+        if isinstance(unit, Decode):
+            return self._decode(unit)
+        if isinstance(unit, Prefill):
+            return self._prefill(unit)
+        if isinstance(unit, Bind):
+            self.lanes[unit.lane].bind(unit)
+        elif isinstance(unit, Settle):
+            self._settle([(unit.lane, unit.slot, unit.keep)])
+        else:
+            self._move(unit)
+        return ()
+
+    def _move(self, unit: Clear | CopyImage | CopyPage | HostSave | HostLoad | HostDrop) -> None:
+        if isinstance(unit, Clear):
+            self.images.clear(unit.slot)
+        elif isinstance(unit, CopyImage):
+            self.images.copy(unit.source, unit.target)
+        elif isinstance(unit, CopyPage):
+            self.pages.copy(unit.source, unit.target)
+        elif isinstance(unit, HostSave):
+            image = None if unit.slot is None else self.images.save(unit.slot)
+            self._host[unit.key] = image, self.pages.save(unit.pages)
+        elif isinstance(unit, HostLoad):
+            self._load(unit)
+        else:
+            del self._host[unit.key]
+
+    def _load(self, unit: HostLoad) -> None:
+        image, codes = self._host[unit.key]
+        if unit.slot is not None:
+            if image is None:
+                raise Broken(f"host key {unit.key} holds no image")
+            self.images.load(unit.slot, image)
+        self.pages.load(unit.pages, codes[unit.skip : unit.skip + len(unit.pages)])
+
+    # Prompts
+
+    def _prefill(self, unit: Prefill) -> tuple[RowResult, ...]:
+        if unit.ids:
+            step = prefill_step(unit)
+            last = self.verbs.last_rows(self._advance(step), step)
+        else:
+            last = self.verbs.slots.hidden[unit.slot][None, None]
+        if not unit.sample:
+            return ()
+        lane, at = self.lanes[unit.lane], unit.start + len(unit.ids)
+        tokens = sample_rows([lane], self._logits(last), [lane.number(at, Purpose.PREFILL)])
+        return (RowResult(tuple(tokens)),)
+
+    # Decoding
+
+    def _decode(self, unit: Decode) -> tuple[RowResult, ...]:
+        self._settle([(row.lane, row.slot, row.keep) for row in unit.rows if row.keep is not None])
+        results: dict[int, RowResult] = {}
+        plain = [row for row in unit.rows if not row.draft]
+        drafted = [row for row in unit.rows if row.draft]
+        if plain:
+            self._step(plain, results)
+        if drafted:
+            self._verify(drafted, results)
+        return tuple(results[row.lane] for row in unit.rows)
+
+    def _step(self, rows: Sequence[Row], results: dict[int, RowResult]) -> None:
+        lanes = [self.lanes[row.lane] for row in rows]
+        step = rows_step("decode", rows, [[lane.feed(row)] for lane, row in zip(lanes, rows, strict=True)])
+        logits = self._logits(self._advance(step))
+        numbers = [lane.number(row.frontier, Purpose.DECODE) for lane, row in zip(lanes, rows, strict=True)]
+        for row, token in zip(rows, sample_rows(lanes, logits, numbers), strict=True):
+            results[row.lane] = RowResult((token,))
+
+    def _verify(self, rows: Sequence[Row], results: dict[int, RowResult]) -> None:
+        drafts = self._propose(rows)
+        fed = [[self.lanes[row.lane].feed(row), *drafts[row.lane]] for row in rows]
+        step = rows_step("verify", rows, fed)
+        for row in rows:
+            self.verbs.slots.records[row.lane] = Record()
+        logits = self._logits(self._advance(step))
+        for s, row in enumerate(rows):
+            lane, mine = self.lanes[row.lane], logits[step.offsets[s] : step.offsets[s + 1]]
+            tokens = judge(lane, mine, drafts[row.lane], row.frontier)
+            lane.open = Verification(row, tokens)
+            results[row.lane] = RowResult(tokens, len(drafts[row.lane]))
+
+    def _propose(self, rows: Sequence[Row]) -> dict[int, list[int]]:
+        """Draft ``row.draft`` tokens for each row."""
+        if self.drafter is None:
+            raise Broken("drafts were asked for, but no drafter is loaded")
+        drafts: dict[int, list[int]] = {row.lane: [] for row in rows}
+        state: Floats | None = None
+        for depth in range(max(row.draft for row in rows)):
+            able = [i for i, row in enumerate(rows) if row.draft > depth]
+            rows, state = [rows[i] for i in able], None if state is None else state[able]
+            ids = [(drafts[row.lane] or [self.lanes[row.lane].feed(row)])[-1:] for row in rows]
+            step = rows_step("decode", rows, ids, ahead=depth)
+            step = attrs.evolve(step, positions=step.positions - np.int32(1), first=1)
+            if state is None:
+                proposed, state = self.drafter.begin(self.verbs, step)
+            else:
+                proposed, state = self.drafter.go_on(self.verbs, state, step)
+            for row, token in zip(rows, proposed.tolist(), strict=True):
+                drafts[row.lane].append(token)
+        return drafts
+
+    def _settle(self, parts: Sequence[tuple[int, int, int]]) -> None:
+        if not parts:
+            return
+        lanes, slots, keeps = zip(*parts, strict=True)
+        for lane, slot, keep in parts:
+            row = self.lanes[lane].settle(keep).row
+            if keep:
+                self.images.edges[slot] = row.frontier + keep - 1 + row.rope_delta
+        self.verbs.fold(int32(lanes), int32(slots), int32(keeps))
+
+    # What both share
+
+    def _advance(self, step: Step) -> Floats:
+        """Run the target and let the drafter follow.  -> hidden states."""
+        hidden: Floats = forward(self.verbs, self.decoder, step)
+        if self.drafter is not None:
+            self.drafter.follow(self.verbs, hidden, shifted(step, self.images.edges[step.slots]))
+        self.verbs.keep_hidden(hidden, step)
+        if step.kind != "verify":
+            self.images.edges[step.slots] = step.positions[:, step.offsets[1:] - 1].T
+        return hidden
+
+    def _logits(self, hidden: Floats) -> Floats:
+        logits = self.verbs.logits(hidden, self.decoder.head)
+        return logits[:, : self.geometry.vocab]

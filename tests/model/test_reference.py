@@ -1,0 +1,87 @@
+"""Both reference models against float32 results recorded with another implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ninfer.engine.device import Bind, Clear, Prefill
+from ninfer.engine.job import Sampling
+from ninfer.model.qwen3_5 import block
+from ninfer.runtime.program import NumpyProgram
+from ninfer.runtime.steps import prefill_step
+from tests.model.conftest import text_goldens
+from tests.model.drive import Request, generate, logits_of, relative, start
+
+Build = Callable[..., NumpyProgram]
+pytestmark = pytest.mark.shared
+
+
+@pytest.mark.slow
+def test_last_logits_and_greedy_text_match_every_recorded_prompt(reference: Path, build: Build) -> None:
+    program = build()
+    for golden in text_goldens(reference).values():
+        request = Request(golden.ids)
+        start(program, request)
+        assert relative(logits_of(program), golden.last_logits) < 1e-5, golden.name
+        assert generate(program, Request(golden.ids), len(golden.greedy)) == golden.greedy, golden.name
+
+
+@pytest.mark.slow
+def test_bf16_cache_keeps_logits_close_and_greedy_text_equal(reference: Path, build: Build) -> None:
+    program = build(kv_dtype="bf16")
+    for golden in text_goldens(reference).values():
+        request = Request(golden.ids)
+        start(program, request)
+        assert relative(logits_of(program), golden.last_logits) < 2.5e-3, golden.name
+        assert generate(program, Request(golden.ids), len(golden.greedy)) == golden.greedy, golden.name
+
+
+@pytest.mark.parametrize("name", ["chat", "tool_result"])
+def test_every_layer_has_the_recorded_norm_at_every_position(
+    reference: Path, build: Build, name: str
+) -> None:
+    golden, program = text_goldens(reference)[name], build()
+    step = prefill_step(Prefill(0, 0, 0, golden.ids, tuple(range(32))))
+    with np.errstate(over="ignore"):
+        x = program.verbs.embed(program.decoder.embedding, step)
+        for layer, wanted in zip(program.decoder.layers, golden.layer_norms, strict=True):
+            x = block(program.verbs, layer, x, step)
+            norms = np.linalg.norm(x.reshape(-1, x.shape[-1])[: len(golden.ids)], axis=-1)
+            np.testing.assert_allclose(norms, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_greedy_text_does_not_depend_on_the_chunk_size(reference: Path, build: Build, chunk: int) -> None:
+    golden, program = text_goldens(reference)["sum_think"], build(kv_dtype="bf16")
+    assert generate(program, Request(golden.ids), 12, chunk) == golden.greedy[:12]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [7, 64, 1000])
+def test_a_long_prompt_gives_the_same_text_in_any_chunks(reference: Path, build: Build, chunk: int) -> None:
+    golden, program = text_goldens(reference)["tool_result"], build(kv_dtype="bf16")
+    assert generate(program, Request(golden.ids), len(golden.greedy), chunk) == golden.greedy
+
+
+@pytest.mark.slow
+def test_chunks_on_the_tile_grid_give_the_same_bits(reference: Path, build: Build) -> None:
+    golden, program = text_goldens(reference)["tool_result"], build(kv_dtype="bf16")
+    images = []
+    for chunk in (64, 128, 2048):
+        start(program, Request(golden.ids), chunk)
+        images.append(program.images.block[0].copy())
+    assert np.array_equal(images[0], images[1]) and np.array_equal(images[0], images[2])
+
+
+def test_an_empty_prefill_samples_from_the_saved_hidden_state(reference: Path, build: Build) -> None:
+    golden, program = text_goldens(reference)["chat"], build()
+    pages = tuple(range(32))
+    program.run(Clear(0))
+    program.run(Bind(0, Sampling()))
+    assert program.run(Prefill(0, 0, 0, golden.ids, pages)).rows == ()
+    found = program.run(Prefill(0, 0, len(golden.ids), (), pages, sample=True)).rows[0].tokens
+    assert found == golden.greedy[:1]
