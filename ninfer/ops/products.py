@@ -1,0 +1,154 @@
+"""Every product with a stored matrix: picks the kernel by how many rows there are and how they must agree.
+
+Three routes.  ``narrow`` streams the weights for 1 to 16 rows at a time (decode, verification); ``wide``
+widens the matrix to bf16 scratch and calls cuBLAS (prefill); odd shapes take the plain kernels.
+Each route gives a row the same bits whatever the other rows are.
+
+The one thing a reader would get wrong: the route is the caller's choice by kind of pass, not by the number
+of rows, or a prompt's last rows would depend on how it was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import attrs
+
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.gemm import Gemm
+from ninfer.ops.linear import Ending, Linear, Rows
+from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
+
+_MATRIX = struct.Struct("5Q4i")
+_GRID = 2048
+
+
+def matrix_bytes(m: StoredMatrix, out: int = 0, stride: int = 0) -> bytes:
+    """One ``Matrix`` of formats.cuh."""
+    return _MATRIX.pack(m.codes, m.high, m.scales, m.divisor, out, m.rows, m.first, stride, 0)
+
+
+def joined(left: StoredMatrix, right: StoredMatrix) -> StoredMatrix | None:
+    """One matrix of both, when the rows of ``right`` follow those of ``left`` in the same object."""
+    steps = plane_steps(left.format, left.columns)
+    follows = (
+        left.format == right.format
+        and left.columns == right.columns
+        and right.codes == left.codes + left.rows * steps[0]
+        and right.scales == left.scales + left.rows * steps[2]
+        and right.first == left.first + left.rows
+    )
+    rows = left.rows + right.rows
+    return attrs.evolve(left, rows=rows, nbytes=left.nbytes + right.nbytes) if follows else None
+
+
+@attrs.define(eq=False)
+class Products:
+    """Products over one linear kernel, one GEMM and one scratch allocator."""
+
+    linear: Linear
+    gemm: Gemm
+
+    def __call__(
+        self,
+        rows: Rows,
+        matrices: Sequence[StoredMatrix],
+        outs: Sequence[DeviceArray],
+        ending: Ending,
+        residual: DeviceArray | None = None,
+        *,
+        wide: bool = False,
+    ) -> None:
+        """outs[i] = ending(rows @ matrices[i].T); shapes as in ``Linear``, any number of columns."""
+        even = rows.x.shape[1] % 8 == 0 and all(matrix.aligned for matrix in matrices)
+        swiglu = ending is Ending.SWIGLU
+        if swiglu and len({(m.format, m.rows) for m in matrices}) != 1:
+            even = wide = False  # no fused kernel pairs two formats
+        if even and not wide:
+            self.linear(rows, matrices, outs, ending, residual)
+            return
+        x = self._normed(rows)
+        if swiglu:
+            self._swiglu(x, matrices[0], matrices[1], outs[0], wide and even)
+            return
+        for matrix, out in zip(matrices, outs, strict=True):
+            if wide and even:
+                self._wide(x, matrix, out, residual)
+            else:
+                self._any(x, matrix, out, ending, residual)
+
+    def _launch(
+        self, name: str, grid: int | tuple[int, ...], *arguments: DeviceArray | int | float | bytes | None
+    ) -> None:
+        self.linear.library.get("plain.cu", name).launch(
+            grid, 256, *arguments, dependent=self.linear.dependent
+        )
+
+    def _normed(self, rows: Rows) -> DeviceArray:
+        if rows.norm is None:
+            return rows.x
+        out = self.linear.take(rows.x.shape, "bf16")
+        self._launch("norm_any", rows.x.shape[0], rows.x, rows.norm, out, rows.x.shape[1], rows.eps)
+        return out
+
+    def _any(
+        self,
+        x: DeviceArray,
+        matrix: StoredMatrix,
+        out: DeviceArray,
+        ending: Ending,
+        residual: DeviceArray | None,
+    ) -> None:
+        grid = (-(-matrix.rows // 8), x.shape[0])
+        packed = matrix_bytes(matrix, out.ptr, out.shape[1])
+        self._launch("linear_any", grid, packed, CODES[matrix.format], x.shape[1], x, residual, int(ending))
+
+    def _swiglu(
+        self, x: DeviceArray, gate: StoredMatrix, up: StoredMatrix, out: DeviceArray, wide: bool
+    ) -> None:
+        take, (total, width) = self.linear.take, out.shape
+        both = joined(gate, up)
+        if wide and both is not None and width % 8 == 0:
+            pair = take((total, 2 * width), "bf16")
+            self._wide(x, both, pair, None)
+            right = DeviceArray(pair.ptr + 2 * width, (total, width), "bf16", pair.owner)
+            self._launch("swiglu_rows", _GRID, pair, right, out, total, width, 2 * width)
+            return
+        a, b = take(out.shape, "f32"), take(out.shape, "f32")
+        for matrix, half in ((gate, a), (up, b)):
+            if wide:
+                self._wide(x, matrix, half, None)
+            else:
+                self._any(x, matrix, half, Ending.STORE_F32, None)
+        self._launch("swiglu_any", -(-out.size // 256), a, b, out, out.size)
+
+    def _wide(
+        self, x: DeviceArray, matrix: StoredMatrix, out: DeviceArray, add: DeviceArray | None
+    ) -> None:
+        if matrix.format == "bf16":
+            stored = DeviceArray(matrix.codes, (matrix.rows, matrix.columns), "bf16", matrix.owner)
+            self.gemm(x, stored, out, add)
+            return
+        self.gemm(x, self.widen(matrix), out, add)
+
+    def widen(self, matrix: StoredMatrix) -> DeviceArray:
+        """The matrix in bf16: (N, K) of scratch."""
+        out = self.linear.take((matrix.rows, matrix.columns), "bf16")
+        packed = matrix_bytes(matrix, stride=matrix.columns)
+        self._launch("dequantise", _GRID, packed, CODES[matrix.format], matrix.columns, out)
+        return out
+
+    def embed(self, table: StoredMatrix, ids: DeviceArray) -> DeviceArray:
+        """Rows of the table as float32: (T, K)."""
+        out = self.linear.take((ids.shape[0], table.columns), "f32")
+        self._launch(
+            "embed", ids.shape[0], matrix_bytes(table), CODES[table.format], table.columns, ids, out
+        )
+        return out
+
+    def replace_rows(self, x: DeviceArray, rows: DeviceArray, features: DeviceArray) -> None:
+        """x[rows[i]] = features[i], in place: x (T, K) float32, features (M, K) bf16."""
+        if features.shape[1:] != x.shape[1:] or rows.shape[0] != features.shape[0]:
+            raise ValueError(f"replace_rows: {features.shape} into {x.shape}")
+        self._launch("replace_rows", rows.shape[0], rows, features, x, x.shape[1])
