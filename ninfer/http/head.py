@@ -22,7 +22,7 @@ from ninfer.settings import WireLimits
 _BAD_BYTE = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\r\n[ \t]")
 _FIRST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ ]+) HTTP/([0-9])\.([0-9])")
 _METHOD = re.compile(rb"[A-Z][A-Z_-]*")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*", re.DOTALL)
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # RFC 3986 in the path; in the query also what browsers leave unescaped there.
 _TARGET = re.compile(
     rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
@@ -116,10 +116,10 @@ def _request_line(line: bytes, limits: WireLimits) -> tuple[str, str, int]:
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    match = _FIELD.fullmatch(line)
-    if match is None:
+    name, colon, value = line.partition(b":")
+    if not colon or not _NAME.fullmatch(name):
         raise malformed("a header field is not name: value")
-    return match[1].lower(), match[2]
+    return name.lower(), value.strip(b" \t")
 
 
 def _check_host(hosts: list[bytes], minor: int) -> None:
