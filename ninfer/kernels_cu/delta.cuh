@@ -24,10 +24,10 @@ struct Images {
 
 // Shapes and weights of one layer.  taps (TAPS, channels), channels in q, k, v order.
 struct DeltaLayer {
-    const float* taps;
+    const bf16* taps;
     const float* a_log;
     const float* dt_bias;
-    const float* norm;
+    const bf16* norm;
     int key_heads, value_heads;
     float eps;
     int unused;  // keeps the size that Python packs

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(128) delta_prepare(float* q, float*
     float w[4][TAPS];
 #pragma unroll
     for (int j = 0; j < TAPS; j++) {
-        float4 tap = *reinterpret_cast<const float4*>(layer.taps + j * channels + channel);
+        float4 tap = load4(layer.taps + j * channels + channel);
         w[0][j] = tap.x, w[1][j] = tap.y, w[2][j] = tap.z, w[3][j] = tap.w;
     }
     int begin = blockIdx.x * SPAN, end = min(begin + SPAN, count), first = frontiers[0];
@@ -138,10 +138,10 @@ extern "C" __global__ void __launch_bounds__(128) delta_recur(float* o, const fl
 
 // out = w-RMSNorm of each head of o, times SiLU(z).  A warp a head; 256 threads.
 extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const float* o, const bf16* z,
-                                                            const float* norm, int heads, float eps) {
+                                                            const bf16* norm, int heads, float eps) {
     int index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (index >= heads) return;
     long long at = static_cast<long long>(index) * HEAD + lane * 4;
-    float4 w = reinterpret_cast<const float4*>(norm)[lane];
+    float4 w = load4(norm + lane * 4);
     store4(out + at, gated_norm(*reinterpret_cast<const float4*>(o + at), w, load4(z + at), eps));
 }

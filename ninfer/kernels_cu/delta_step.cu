@@ -50,7 +50,7 @@ struct Channel {
             owner = true;
         }
 #pragma unroll
-        for (int j = 0; j < TAPS; j++) w[j] = layer.taps[j * channels + index];
+        for (int j = 0; j < TAPS; j++) w[j] = __bfloat162float(layer.taps[j * channels + index]);
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++)
             past[j] = __bfloat162float(ring[((first + j + 1) % TAPS) * channels + index]);
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(512) delta_step(bf16* out, const bf
         __syncthreads();
         if (thread < 32) {
             long long at = (static_cast<long long>(row) * layer.value_heads + head) * HEAD + thread * 4;
-            float4 w = reinterpret_cast<const float4*>(layer.norm)[thread];
+            float4 w = load4(layer.norm + thread * 4);
             store4(out + at, gated_norm(reinterpret_cast<float4*>(ws.o)[thread], w, load4(z + at), layer.eps));
         }
     }

@@ -30,7 +30,17 @@ from ninfer.kernels_cu.arrays import DeviceArray
 HERE = Path(__file__).resolve().parent
 TOOLKITS = ("/usr/local/cuda/include", "/usr/local/cuda-13.0/include", "/usr/local/cuda-12.9/include")
 CODES = {"i32": "i", "u32": "I", "f32": "f", "u64": "Q", "i64": "q"}
-KINDS = {"float32": "f32", "int32": "i32", "uint8": "u8", "int8": "i8", "uint16": "bf16", "uint32": "u32"}
+KINDS = {
+    "float32": "f32",
+    "int32": "i32",
+    "uint8": "u8",
+    "int8": "i8",
+    "uint16": "bf16",
+    "uint32": "u32",
+    "float64": "f64",
+    "bfloat16": "bf16",
+    "uint64": "u64",
+}
 PTX_INCLUDE = '#include "ptx.cuh"'
 
 

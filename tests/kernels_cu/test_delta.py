@@ -26,10 +26,10 @@ class Layer:
         self.key_width, self.value_width = key_heads * HEAD, value_heads * HEAD
         self.channels = 2 * self.key_width + self.value_width
         f32 = np.float32
-        self.taps = rng.standard_normal((TAPS, self.channels)).astype(f32) * f32(0.5)
+        self.taps = (rng.standard_normal((TAPS, self.channels)) * 0.5).astype(BF16)
         self.a_log = rng.uniform(0, 1, value_heads).astype(f32)
         self.dt_bias = rng.standard_normal(value_heads).astype(f32)
-        self.norm = rng.uniform(0.5, 1.5, HEAD).astype(f32)
+        self.norm = rng.uniform(0.5, 1.5, HEAD).astype(BF16)
         self.recurrent_bytes = value_heads * HEAD * HEAD * 4
         self.ring_bytes = TAPS * self.channels * 2
         self.image_bytes = layers * (self.recurrent_bytes + self.ring_bytes)
@@ -215,7 +215,7 @@ def prefill(layer, rows, slot, frontier, order=0):
         out.view(np.uint16),
         o,
         rows.z.view(np.uint16),
-        layer.norm,
+        layer.norm.view(np.uint16),
         count * layer.value_heads,
         1e-6,
     )
@@ -243,13 +243,13 @@ def reference(layer, rows):
     """Outputs and final S from an empty slot, by the NumPy recurrence."""
     raw = np.concatenate([part.astype(np.float32) for part in (rows.q, rows.k, rows.v)], axis=1)
     columns = np.concatenate((np.zeros((TAPS - 1, layer.channels), np.float32), raw))
-    mixed = numpy_delta.convolve(columns, layer.taps)
+    mixed = numpy_delta.convolve(columns, layer.taps.astype(np.float32))
     q, k, v = numpy_delta.split_heads(mixed, layer.key_width, HEAD, HEAD)
     a, b = rows.a.astype(np.float32), rows.b.astype(np.float32)
     g, beta = numpy_delta.gates(a, b, layer.a_log, layer.dt_bias)
     state = np.zeros((layer.value_heads, HEAD, HEAD), np.float32)
     o = np.stack([numpy_delta.recur(state, *x) for x in zip(q, k, v, np.exp(g), beta, strict=True)])
-    o = o / np.sqrt((o * o).mean(-1, keepdims=True) + 1e-6) * layer.norm
+    o = o / np.sqrt((o * o).mean(-1, keepdims=True) + 1e-6) * layer.norm.astype(np.float32)
     z = rows.z.astype(np.float32)
     return o.reshape(z.shape) * z / (1 + np.exp(-z)), state
 

@@ -1,0 +1,98 @@
+// Queries and keys made ready for attention, and keys and values entered into the cache.
+//
+// rope_table finds cosines and sines once a pass (in double: a position times a frequency loses too
+// much in float32); rope_append norms and rotates every query and key head, a warp a head, and stores keys
+// and values in the cache's format.
+//
+//: variants KV 0 1 2 3 4
+#include "kv_store.cuh"
+
+using bf16 = __nv_bfloat16;
+using Formats = KvFormats<KV>;
+
+// table (rows, pairs, 2): cosine and sine of positions[axes[pair]][row] * frequencies[pair].
+extern "C" __global__ void __launch_bounds__(256) rope_table(float* table, const int* positions,
+                                                            const double* frequencies, const int* axes, int rows,
+                                                            int pairs) {
+    release_successor();
+    await_predecessor();
+    int at = blockIdx.x * 256 + threadIdx.x, row = at / pairs, pair = at % pairs;
+    if (row >= rows) return;
+    double sine, cosine;
+    sincos(positions[axes[pair] * rows + row] * frequencies[pair], &sine, &cosine);
+    reinterpret_cast<float2*>(table)[at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+}
+
+__device__ __forceinline__ void load_row(float (&x)[8], const bf16* p, int lane) {
+    uint4 raw = reinterpret_cast<const uint4*>(p)[lane];
+    u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(words[i] << 16);
+        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+// (1 + w) RMSNorm of one head.
+__device__ __forceinline__ void norm_head(float (&x)[8], const bf16* weight, float eps, int lane) {
+    float w[8], sum = 0.0f;
+    load_row(w, weight, lane);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+    for (int m = 16; m; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
+    float f = 1.0f / sqrtf(fmaf(sum, 1.0f / ROW, eps));
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = x[i] * f * (1.0f + w[i]);
+}
+
+// Dimension d turns with d + pairs; a lane's partner holds the other half.  pairs / 8 is a power of 2.
+__device__ __forceinline__ void turn_head(float (&x)[8], const float* table, int pairs, int lane) {
+    int half = pairs / 8;
+    const float4* from = reinterpret_cast<const float4*>(table) + lane % half * 4;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        float other0 = __shfl_xor_sync(~0u, x[i], half), other1 = __shfl_xor_sync(~0u, x[i + 1], half);
+        if (lane < 2 * half) {
+            float4 cs = from[i / 2];
+            float side = lane < half ? -1.0f : 1.0f;
+            x[i] = x[i] * cs.x + side * other0 * cs.y;
+            x[i + 1] = x[i + 1] * cs.z + side * other1 * cs.w;
+        }
+    }
+}
+
+// q_out (rows, heads, ROW); q, k, v (rows, heads or kv_heads, ROW) as projected; norms (ROW,).
+// A warp a head of heads + kv_heads of each row; 128 threads.
+extern "C" __global__ void __launch_bounds__(128) rope_append(bf16* q_out, const bf16* q, const bf16* k,
+                                                             const bf16* v, const bf16* q_norm,
+                                                             const bf16* k_norm, const float* table, int pairs,
+                                                             Pool pool, long long layer, Sequences of, int rows,
+                                                             int heads, float eps) {
+    release_successor();
+    await_predecessor();
+    int index = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int row = index / (heads + pool.kv_heads), head = index % (heads + pool.kv_heads);
+    if (row >= rows) return;
+    table += static_cast<long long>(row) * pairs * 2;
+    float x[8];
+    if (head < heads) {
+        long long at = (static_cast<long long>(row) * heads + head) * ROW;
+        load_row(x, q + at, lane);
+        norm_head(x, q_norm, eps, lane);
+        turn_head(x, table, pairs, lane);
+        if (Formats::KEY == KV_NVFP4) rotate_row(x, lane);
+        store_bf16(reinterpret_cast<unsigned char*>(q_out + at), 0, lane, x);
+        return;
+    }
+    head -= heads;
+    int s = sequence_of(of.offsets, of.count, row), token = of.frontiers[s] + row - of.offsets[s];
+    int page = of.tables[s * pool.table_stride + token / PAGE_TOKENS];
+    long long at = (static_cast<long long>(row) * pool.kv_heads + head) * ROW;
+    load_row(x, k + at, lane);
+    norm_head(x, k_norm, eps, lane);
+    turn_head(x, table, pairs, lane);
+    store_row<Formats::KEY>(page_keys(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+    load_row(x, v + at, lane);
+    store_row<Formats::VALUE>(page_values(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+}

@@ -1,0 +1,323 @@
+// Choosing tokens on the device, draw for draw as ops/sample_numpy.py does it.
+//
+// sample_scan leaves the best candidates of every 4,096 logits of a row, sample_choose merges them and
+// draws; sample_judge closes a verification.  A candidate is a 64-bit key that orders by value
+// descending, then by id ascending; the all-ones key says that the row is not finite.
+//
+// The one thing a reader would get wrong: penalties of a verification row count the drafts before it as if
+// they had been accepted; whether they were is only known to sample_judge.
+#include "ptx.cuh"
+#include "pages.cuh"
+
+using u64 = unsigned long long;
+
+constexpr int TOP = 20;
+constexpr int CHUNK = 4096, THREADS = 256, EACH = CHUNK / THREADS;
+constexpr u64 BAD = ~0ull;
+enum { PREFILL, DECODE, ACCEPT, CORRECT, BONUS };
+
+// One lane's sampler.
+struct Sampler {
+    long long seed;
+    float temperature, top_p, min_p, presence, frequency;
+    int top_k;
+};
+
+// What all lanes own on the device.
+struct Lanes {
+    const Sampler* samplers;
+    int* counts;     // (lanes, vocab) generated tokens
+    int* pending;    // (lanes,) the token to feed next
+    int* published;  // (lanes, width) tokens of the last verification
+    int vocab, width;
+};
+
+__device__ __forceinline__ bool penalised(const Sampler& s) { return s.presence != 0.0f || s.frequency != 0.0f; }
+
+__device__ __forceinline__ int width_of(const Sampler& s) {
+    if (s.temperature <= 0.0f) return 1;
+    return s.top_k > 0 && s.top_k < TOP ? s.top_k : TOP;
+}
+
+__device__ __forceinline__ u64 key_of(float value, int id) {
+    u32 bits = __float_as_uint(value == 0.0f ? 0.0f : value);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return BAD;
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return static_cast<u64>(bits) << 32 | (0xffffffffu - id);
+}
+
+__device__ __forceinline__ float value_of(u64 key) {
+    u32 bits = key >> 32;
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+}
+
+__device__ __forceinline__ int id_of(u64 key) { return static_cast<int>(0xffffffffu - static_cast<u32>(key)); }
+
+__device__ u64 block_max(u64 key) {
+    __shared__ u64 best[THREADS / 32];
+    for (int m = 16; m; m /= 2) {
+        u64 other = __shfl_xor_sync(~0u, key, m);
+        key = other > key ? other : key;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = key;
+    __syncthreads();
+    key = best[threadIdx.x % (THREADS / 32)];
+    for (int m = THREADS / 64; m; m /= 2) {
+        u64 other = __shfl_xor_sync(~0u, key, m);
+        key = other > key ? other : key;
+    }
+    return key;
+}
+
+// The `width` largest of everybody's keys, in order, to `out`; all-ones alone when one of them is.
+template <int N>
+__device__ void take_best(u64 (&keys)[N], int width, u64* out) {
+    u64 mine = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) mine = keys[i] > mine ? keys[i] : mine;
+    for (int rank = 0; rank < width; rank++) {
+        u64 best = block_max(mine);
+        if (threadIdx.x == 0) out[rank] = best;
+        if (best == BAD || best == 0) {
+            for (int r = rank + 1 + threadIdx.x; r < width; r += THREADS) out[r] = 0;
+            return;
+        }
+        if (mine != best) continue;
+        mine = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (keys[i] == best) keys[i] = 0;
+            mine = keys[i] > mine ? keys[i] : mine;
+        }
+    }
+}
+
+// keys (rows, chunks, TOP).  logits rows are `stride` apart; ids below `vocab` count.  With `samplers`,
+// rows are those of `of` (lanes by sequence) and `ids` their fed tokens, null unless verifying; without,
+// the best id alone is found.  Grid (chunks, rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) sample_scan(u64* keys, const float* logits, int stride, int vocab,
+                                                             Lanes lanes, Sequences of, const int* lane_of,
+                                                             const int* ids) {
+    release_successor();
+    await_predecessor();
+    int chunk = blockIdx.x, row = blockIdx.y, width = 1, begin = 0;
+    const int* counts = nullptr;
+    Sampler sampler = {};
+    if (lanes.samplers) {
+        int s = sequence_of(of.offsets, of.count, row), lane = lane_of[s];
+        sampler = lanes.samplers[lane];
+        width = width_of(sampler);
+        if (penalised(sampler)) counts = lanes.counts + static_cast<long long>(lane) * lanes.vocab;
+        begin = of.offsets[s] + 1;
+    }
+    logits += static_cast<long long>(row) * stride;
+    u64 mine[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int id = chunk * CHUNK + i * THREADS + threadIdx.x;
+        mine[i] = 0;
+        if (id >= vocab) continue;
+        float x = logits[id];
+        if (counts) {
+            int times = counts[id];
+            for (int r = begin; ids && r <= row; r++) times += ids[r] == id;
+            float weight = __fadd_rn(times > 0 ? sampler.presence : 0.0f, __fmul_rn(sampler.frequency, static_cast<float>(times)));
+            x = __fadd_rn(x, -weight);
+        }
+        mine[i] = key_of(x, id);
+    }
+    take_best(mine, width, keys + (static_cast<long long>(row) * gridDim.x + chunk) * TOP);
+}
+
+__device__ __forceinline__ u64 splitmix64(u64 x) {
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
+__device__ __forceinline__ float uniform(long long seed, int position, int purpose) {
+    u64 key = splitmix64(static_cast<u64>(seed) ^ static_cast<u64>(position) * 0xD1B54A32D192ED03ull);
+    key = splitmix64(key ^ static_cast<u64>(purpose) << 21);
+    return static_cast<float>(key >> 40) / 16777216.0f;
+}
+
+// The processed distribution of one row, best first; one thread's work, at most TOP entries.
+struct Distribution {
+    int ids[TOP];
+    float chances[TOP];
+    int size;
+
+    __device__ void build(const u64* keys, const Sampler& s) {
+        size = 0;
+        float heat = s.temperature > 0.0f ? s.temperature : 1.0f, total = 0.0f, first = __fdiv_rn(value_of(keys[0]), heat);
+        for (int j = 0; j < width_of(s) && keys[j]; j++) {
+            ids[j] = id_of(keys[j]);
+            chances[j] = expf(__fadd_rn(__fdiv_rn(value_of(keys[j]), heat), -first));
+            total = __fadd_rn(total, chances[j]);
+            size++;
+        }
+        float sum = 0.0f, enough = __fmul_rn(s.top_p, total), kept = 0.0f, floor = __fmul_rn(s.min_p, chances[0]);
+        bool cut = false;
+        for (int j = 0; j < size; j++) {
+            float chance = chances[j];
+            if (cut || (j && chance < floor)) chances[j] = 0.0f;
+            sum = __fadd_rn(sum, chance);
+            cut = cut || (s.top_p < 1.0f && sum >= enough);
+            kept = __fadd_rn(kept, chances[j]);
+        }
+        for (int j = 0; j < size; j++) chances[j] = __fdiv_rn(chances[j], kept);
+    }
+
+    __device__ float chance_of(int id) const {
+        for (int j = 0; j < size; j++)
+            if (ids[j] == id) return chances[j];
+        return 0.0f;
+    }
+
+    // Forget `id` and renormalise what is left, if anything is.
+    __device__ void drop(int id) {
+        float total = 0.0f;
+        for (int j = 0; j < size; j++) {
+            if (ids[j] == id) chances[j] = 0.0f;
+            total = __fadd_rn(total, chances[j]);
+        }
+        for (int j = 0; j < size && total > 0.0f; j++) chances[j] = __fdiv_rn(chances[j], total);
+    }
+
+    __device__ int choose(float u) const {
+        float sum = 0.0f;
+        int last = 0;
+        for (int j = 0; j < size; j++) {
+            sum = __fadd_rn(sum, chances[j]);
+            if (chances[j] > 0.0f) last = j;
+            if (u < sum) return ids[j < last ? j : last];
+        }
+        return ids[last];
+    }
+};
+
+__device__ __forceinline__ void count(const Lanes& lanes, int lane, int id, int times) {
+    if (id >= 0 && id < lanes.vocab && penalised(lanes.samplers[lane]))
+        lanes.counts[static_cast<long long>(lane) * lanes.vocab + id] += times;
+}
+
+// Merge a row's candidates into shared memory; -> its best key.
+__device__ u64 merge(u64* best, const u64* keys, int chunks, int width) {
+    constexpr int HELD = 8;
+    u64 mine[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int at = i * THREADS + threadIdx.x;
+        mine[i] = at < chunks * width ? keys[at / width * TOP + at % width] : 0;
+    }
+    take_best(mine, width, best);
+    __syncthreads();
+    return best[0];
+}
+
+// Draw a token for each row.  `positions` are by sequence.  Plain rows (ids null): purpose as given, the
+// token is published and goes to tokens[row].  Verifying rows: tokens[row] replaces the draft behind
+// the row and stands[row] says whether that draft holds; a sequence's last row draws the bonus.
+// At most 8 * 256 / TOP chunks.  Grid rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) sample_choose(int* tokens, int* stands, const u64* keys, int chunks,
+                                                               Lanes lanes, Sequences of, const int* lane_of,
+                                                               const int* positions, const int* ids, int purpose) {
+    __shared__ u64 best[TOP];
+    __shared__ Distribution found;
+    release_successor();
+    await_predecessor();
+    int row = blockIdx.x, s = sequence_of(of.offsets, of.count, row), lane = lane_of[s];
+    Sampler sampler = lanes.samplers[lane];
+    u64 top = merge(best, keys + static_cast<long long>(row) * chunks * TOP, chunks, width_of(sampler));
+    if (threadIdx.x) return;
+    int token = -1, stand = 0, at = positions[s];
+    if (top != BAD) {
+        found.build(best, sampler);
+        int behind = row + 1 - of.offsets[s];
+        if (!ids) {
+            token = found.choose(uniform(sampler.seed, at, purpose));
+        } else if (row + 1 == of.offsets[s + 1]) {
+            token = found.choose(uniform(sampler.seed, at + behind, BONUS));
+        } else {
+            stand = uniform(sampler.seed, at + behind, ACCEPT) < found.chance_of(ids[row + 1]);
+            found.drop(ids[row + 1]);
+            token = found.choose(uniform(sampler.seed, at + behind, CORRECT));
+        }
+    }
+    tokens[row] = token;
+    if (ids) {
+        stands[row] = stand;
+    } else {
+        lanes.pending[lane] = token;
+        count(lanes, lane, token, 1);
+    }
+}
+
+// Publish each sequence's accepted drafts and the token after them: out (sequences, 1 + lanes.width),
+// their number first.  One block a sequence, one thread.
+extern "C" __global__ void __launch_bounds__(32) sample_judge(int* out, const int* tokens, const int* stands,
+                                                             const int* ids, Lanes lanes, Sequences of,
+                                                             const int* lane_of) {
+    release_successor();
+    await_predecessor();
+    if (threadIdx.x) return;
+    int s = blockIdx.x, lane = lane_of[s], begin = of.offsets[s], end = of.offsets[s + 1], n = 0;
+    out += s * (1 + lanes.width);
+    int* published = lanes.published + lane * lanes.width;
+    for (int row = begin; row < end; row++) {
+        bool stand = row + 1 < end && stands[row];
+        int token = stand ? ids[row + 1] : tokens[row];
+        out[1 + n] = published[n] = token;
+        n++;
+        count(lanes, lane, token, 1);
+        lanes.pending[lane] = token;
+        if (!stand) break;
+    }
+    out[0] = n;
+}
+
+// Take back what was published beyond the first keeps[i] tokens of lanes[i] (which published totals[i]).
+extern "C" __global__ void __launch_bounds__(32) sample_settle(Lanes lanes, const int* lane_of, const int* keeps,
+                                                              const int* totals) {
+    release_successor();
+    await_predecessor();
+    if (threadIdx.x) return;
+    int s = blockIdx.x, lane = lane_of[s], keep = keeps[s];
+    const int* published = lanes.published + lane * lanes.width;
+    for (int i = keep; i < totals[s]; i++) count(lanes, lane, published[i], -1);
+    if (keep) lanes.pending[lane] = published[keep - 1];
+}
+
+// ids[i] = forced[i], or the pending token of lanes[i] where that is negative (a failed row feeds 0).
+extern "C" __global__ void __launch_bounds__(128) sample_feed(int* ids, const int* forced, const int* lane_of,
+                                                             const int* pending, int count) {
+    release_successor();
+    await_predecessor();
+    int i = blockIdx.x * 128 + threadIdx.x;
+    if (i < count) ids[i] = forced[i] >= 0 ? forced[i] : max(pending[lane_of[i]], 0);
+}
+
+// Begin a lane's counts anew from `count` generated ids.  Grid over max(vocab, count), 256 threads, twice:
+// `add` 0 clears, 1 adds.
+extern "C" __global__ void __launch_bounds__(256) sample_recount(int* counts, const int* generated, int count,
+                                                                int vocab, int add) {
+    release_successor();
+    await_predecessor();
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (!add && i < vocab) counts[i] = 0;
+    if (add && i < count && generated[i] >= 0 && generated[i] < vocab) atomicAdd(counts + generated[i], 1);
+}
+
+// tokens[row] = the best id of each row after sample_scan without samplers, through `map` if given.
+extern "C" __global__ void __launch_bounds__(256) sample_best(int* tokens, const u64* keys, int chunks, const int* map) {
+    __shared__ u64 best[TOP];
+    release_successor();
+    await_predecessor();
+    u64 top = merge(best, keys + static_cast<long long>(blockIdx.x) * chunks * TOP, chunks, 1);
+    if (threadIdx.x == 0) {
+        int id = top == BAD || top == 0 ? 0 : id_of(top);
+        tokens[blockIdx.x] = map ? map[id] : id;
+    }
+}
