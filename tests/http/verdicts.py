@@ -182,6 +182,7 @@ HOSTS = [
     ("unclosed IPv6", 400, _host(b" [::1")),
     ("port of letters", 400, _host(b" a:http")),
     ("obs-text in the host", 400, _host(b" a\xff")),
+    ("broken escape in the host", 400, _host(b" a%")),
     ("hash in the host", 400, _host(b" a#b")),
 ]
 
