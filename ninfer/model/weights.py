@@ -148,7 +148,7 @@ class Mtp:
 
 
 def load_decoder(loader: Loader, config: TextConfig) -> Decoder:
-    """Load the text component."""
+    """Load the text component, without its drafting head."""
     embedding = loader.table("text/token_embedding")
     tied = config.tied_embeddings and not loader.has("text/output_head")
     head = embedding if tied else loader.weights("text/output_head")[0]
@@ -163,14 +163,11 @@ def load_decoder(loader: Loader, config: TextConfig) -> Decoder:
         layers=tuple(layers),
         final_norm=loader.vector("text/final_norm"),
         head=head,
-        proposal=load_proposal(loader),
     )
 
 
-def load_proposal(loader: Loader) -> Proposal | None:
-    """Load the drafting head, if the artifact has one."""
-    if not loader.has("proposal/head"):
-        return None
+def load_proposal(loader: Loader) -> Proposal:
+    """Load the drafting head; without an id map its rows are token ids."""
     (head,) = loader.weights("proposal/head")
     ids = loader.indices("proposal/token_ids") if loader.has("proposal/token_ids") else None
     return Proposal(head, ids)

@@ -81,11 +81,16 @@ def joined(matrices: Sequence[Floats]) -> tuple[Weight, ...]:
 
 def multiply(x: Floats, weights: Sequence[Weight]) -> tuple[Floats, ...]:
     """x (tiles, tile, K) times each weight, in one multiplication where they lie side by side."""
-    first, last = weights[0].data, weights[-1].data
-    if len(weights) > 1 and all(w.data.parent is first.parent for w in weights):
-        y = np.matmul(x, first.parent[:, first.begin : last.end])
+    first = weights[0].data
+    if len(weights) > 1 and _adjacent(weights):
+        y = np.matmul(x, first.parent[:, first.begin : weights[-1].data.end])
         return tuple(y[..., w.data.begin - first.begin : w.data.end - first.begin] for w in weights)
     return tuple(np.matmul(x, w.data.parent[:, w.data.begin : w.data.end]) for w in weights)
+
+
+def _adjacent(weights: Sequence[Weight]) -> bool:
+    parts = [weight.data for weight in weights]
+    return all(a.parent is b.parent and a.end == b.begin for a, b in zip(parts, parts[1:], strict=False))
 
 
 def rows_of(weight: Weight, ids: Ints) -> Floats:

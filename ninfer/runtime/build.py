@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+import attrs
+
 from ninfer.engine.device import Device, Geometry
 from ninfer.faults import StartupError
 from ninfer.model.config import TextConfig
 from ninfer.model.registry import architecture_of
+from ninfer.model.weights import Loader, Proposal, load_proposal
 from ninfer.ops.numpy_attention import Rotary
 from ninfer.ops.numpy_weights import NumpyLoader
 from ninfer.ops.on_numpy import NumpyVerbs
@@ -90,9 +93,13 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
     text = model.components["text"].config
     architecture = architecture_of(text)
     config = architecture.read(text)
+    if options.vision:
+        raise StartupError("The NumPy backend has no vision tower; start without --vision.")
     loader = NumpyLoader(model)
     progress("loading weights")
     decoder = architecture.load(loader, config)
+    if options.proposal_head:
+        decoder = attrs.evolve(decoder, proposal=_proposal(loader))
     drafter = _drafter(model, options, lambda name: DRAFTERS[name](loader, decoder))
     layers = config.layer_kinds.count("full_attention") + (drafter is not None)
     pages = page_count(options)
@@ -123,6 +130,12 @@ def _drafter(model: Model, options: EngineOptions, load: Callable[[str], Drafter
     if options.draft_tokens < 1:
         raise StartupError(f"--spec {name} needs --draft-tokens of at least 1.")
     return load(name)
+
+
+def _proposal(loader: Loader) -> Proposal:
+    if not loader.has("proposal/head"):
+        raise StartupError("The artifact has no proposal head; start without --lm-head-draft.")
+    return load_proposal(loader)
 
 
 def kv_format(options: EngineOptions) -> Any:

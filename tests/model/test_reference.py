@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
-from ninfer.engine.device import Bind, Clear, Prefill
+from ninfer.engine.device import Bind, Clear, Prefill, Row
 from ninfer.engine.job import Sampling
 from ninfer.model.qwen3_5 import block
+from ninfer.model.weights import Attention
 from ninfer.runtime.program import NumpyProgram
 from ninfer.runtime.steps import prefill_step
+from tests.drive import Request, generate, logits_of, relative, start, step
 from tests.model.conftest import text_goldens
-from tests.model.drive import Request, generate, logits_of, relative, start
 
 Build = Callable[..., NumpyProgram]
 pytestmark = pytest.mark.shared
@@ -85,3 +87,56 @@ def test_an_empty_prefill_samples_from_the_saved_hidden_state(reference: Path, b
     assert program.run(Prefill(0, 0, 0, golden.ids, pages)).rows == ()
     found = program.run(Prefill(0, 0, len(golden.ids), (), pages, sample=True)).rows[0].tokens
     assert found == golden.greedy[:1]
+
+
+@pytest.mark.slow
+def test_recursive_drafts_equal_the_recorded_ones(reference: Path, build: Build) -> None:
+    program = build(spec="mtp", draft_tokens=3)
+    for golden in text_goldens(reference).values():
+        request = Request(golden.ids)
+        start(program, request)
+        for recorded in golden.drafts[:6]:
+            row = Row(0, 0, request.frontier, request.pages, None, draft=3)
+            assert program._propose([row])[0] == recorded.tolist(), golden.name
+            step(program, [request])
+
+
+@pytest.mark.slow
+def test_speculation_does_not_change_greedy_text(reference: Path, build: Build) -> None:
+    program = build(spec="mtp", draft_tokens=3, kv_dtype="bf16")
+    for golden in text_goldens(reference).values():
+        text = generate(program, Request(golden.ids), len(golden.greedy), draft=3)
+        assert text == golden.greedy, golden.name
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_text_alone_and_among_others(reference: Path, build: Build) -> None:
+    hot = Sampling(temperature=1.0, top_p=0.95, seed=5)
+    prompts = [golden.ids for golden in text_goldens(reference).values() if len(golden.ids) < 40]
+    alone = build(max_context=256, kv_dtype="bf16")
+    crowd = build(max_context=256, kv_dtype="bf16", max_concurrency=8, kv_capacity=8 * 256)
+    requests = [
+        Request(ids, lane=lane, slot=7 - lane, pages=tuple(range(4 * lane, 4 * lane + 4)), sampling=hot)
+        for lane, ids in enumerate((prompts * 2)[:8])
+    ]
+    for request in requests:
+        start(crowd, request)
+    for _ in range(12):
+        step(crowd, requests)
+    for request in requests[:3]:
+        single = Request(request.ids, pages=tuple(range(4)), sampling=hot)
+        assert list(generate(alone, single, 13)) == request.out
+        assert np.array_equal(alone.images.block[0], crowd.images.block[request.slot])
+
+
+def test_swapping_query_and_gate_rows_is_noticed(reference: Path, build: Build) -> None:
+    golden, program = text_goldens(reference)["chat"], build()
+    layers = [
+        attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, query=layer.mixer.gate, gate=layer.mixer.query))
+        if isinstance(layer.mixer, Attention)
+        else layer
+        for layer in program.decoder.layers
+    ]
+    program.decoder = attrs.evolve(program.decoder, layers=tuple(layers))
+    start(program, Request(golden.ids))
+    assert relative(logits_of(program), golden.last_logits) > 1e-2
