@@ -70,6 +70,12 @@ class RequestLog:
             self.stream = None
             self.on_failure(f"request log stopped: {problem.strerror}")
 
+    def __enter__(self) -> RequestLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the file."""
         if self.stream is not None:

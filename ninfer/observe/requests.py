@@ -51,7 +51,7 @@ class Ledger:
     log: RequestLog
     metrics: Metrics
     clock: Callable[[], float]
-    status_of: Callable[[Fault], tuple[int, str]]
+    status_of: Callable[[str, Fault], tuple[int, str]]
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     def watch(self, shape: Shape) -> RequestWatch:
@@ -85,7 +85,7 @@ class RequestWatch:
 
     def refused(self, fault: Fault) -> None:
         """Record a refusal by preparation."""
-        status, kind = self.ledger.status_of(fault)
+        status, kind = self.ledger.status_of(self.shape.protocol, fault)
         error = {
             "status": status,
             "type": kind,

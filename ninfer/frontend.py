@@ -1,0 +1,80 @@
+"""The prompt and output rooms, bound to one artifact.
+
+Implements ``service.FrontEnd``.  The one thing a reader would get wrong: a template file given by the
+operator replaces the artifact's, and is examined just as strictly at start-up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from ninfer.engine.job import ThinkingPlan
+from ninfer.faults import StartupError
+from ninfer.output.session import OutputSession
+from ninfer.prompt.conversation import Conversation
+from ninfer.prompt.prepare import Preparer
+from ninfer.prompt.prepared import Prepared
+from ninfer.prompt.thinking import check_thinking_capacity, thinking_plan
+from ninfer.prompt.tokens import Vocabulary
+from ninfer.settings import GenerationDefaults
+
+
+class Resources(Protocol):
+    """What is read of an artifact."""
+
+    def has_resource(self, role: str) -> bool:
+        """Whether a frontend file is there."""
+
+    def resource(self, role: str) -> bytes:
+        """Read a frontend file."""
+
+
+@attrs.frozen
+class ArtifactFront:
+    """Prompts and output sessions of one artifact."""
+
+    preparer: Preparer
+
+    def prepare(self, conversation: Conversation) -> Prepared:
+        """Render and tokenise.  Raises ``Refused``."""
+        return self.preparer.prepare(conversation)
+
+    def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> OutputSession:
+        """Build the output session of one generation."""
+        vocabulary = self.preparer.vocabulary
+        return OutputSession(vocabulary.table, vocabulary.stops, thinking=prepared.thinking, stops=stop)
+
+    def thinking_plan(self, budget: int, capacity: int, param: str) -> ThinkingPlan:
+        """Build the plan of a capped reasoning channel.  Raises ``Refused`` if it cannot fit."""
+        plan = thinking_plan(self.preparer.vocabulary, budget)
+        check_thinking_capacity(plan, capacity, param)
+        return plan
+
+
+def build_front(
+    artifact: Resources,
+    template: Path | None,
+    max_context: int,
+    defaults: GenerationDefaults,
+) -> ArtifactFront:
+    """Load tokenizer and template.  Raises ``StartupError`` naming what is missing or broken."""
+    generation = b"{}"
+    if artifact.has_resource("generation_config.json"):
+        generation = artifact.resource("generation_config.json")
+    vocabulary = Vocabulary.load(
+        artifact.resource("tokenizer.json"), artifact.resource("tokenizer_config.json"), generation
+    )
+    text = _template(artifact, template)
+    return ArtifactFront(Preparer(vocabulary, text, max_context=max_context, defaults=defaults))
+
+
+def _template(artifact: Resources, override: Path | None) -> str:
+    if override is None:
+        return artifact.resource("chat_template.jinja").decode()
+    try:
+        return override.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise StartupError(f"--chat-template {override}: cannot be read ({problem})") from None

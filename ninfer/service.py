@@ -1,0 +1,220 @@
+"""One server behind all protocols: seat, prompt, engine and output room put together.
+
+Owns the life of one generation from its arrival to its last delta.  Promises that whatever happens
+(refusal, client gone, device lost) the seat is given back, the job's channel is closed and exactly
+one terminal is recorded.
+
+The one thing a reader would get wrong: the pending deadline starts before preparation and covers it;
+the engine then watches the same absolute time until admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from typing import Protocol
+
+import anyio
+import attrs
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from ninfer import presets
+from ninfer.engine.admission import Seat
+from ninfer.engine.job import Done, Event, Failed, Job, Judge, ThinkingPlan
+from ninfer.faults import Fault, Refused, invalid
+from ninfer.generation import RunningGeneration
+from ninfer.output.deltas import ToolParse
+from ninfer.output.toolcalls import ToolStream
+from ninfer.prompt.conversation import Conversation, MediaPart
+from ninfer.prompt.prepared import Prepared
+from ninfer.protocols.service import Ask, Generation, ModelCard
+from ninfer.settings import GenerationDefaults, SamplingOverrides
+
+
+class EnginePort(Protocol):
+    """What the service needs of the engine."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine stopped, if it did."""
+
+    def seat(self) -> AbstractContextManager[Seat]:
+        """Take one of lanes + pending places, or raise ``Refused`` (OVERLOADED, UNAVAILABLE)."""
+
+    def submit(self, job: Job) -> MemoryObjectReceiveStream[Event]:
+        """Queue a job; closing the returned stream cancels it."""
+
+
+class Watch(Protocol):
+    """Hears what happens to one request; the observe room writes records and metrics from it."""
+
+    def prepared(self, job: Job, prepared: Prepared) -> None:
+        """The request enters the engine."""
+
+    def refused(self, fault: Fault) -> None:
+        """Preparation refused the request."""
+
+    def abandoned(self) -> None:
+        """The client left during preparation."""
+
+    def first_token(self, at: float) -> None:
+        """The first token is committed."""
+
+    def settled(self, end: Done | Failed, tools: ToolParse) -> None:
+        """The generation ended, in whatever way, and its reader is done with it."""
+
+
+class FrontEnd(Protocol):
+    """The prompt and output rooms, bound to one artifact."""
+
+    def prepare(self, conversation: Conversation) -> Prepared:
+        """Render and tokenise; runs on a worker thread.  Raises ``Refused``."""
+
+    def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> Judge:
+        """Build the output session of one generation."""
+
+    def thinking_plan(self, budget: int, capacity: int, param: str) -> ThinkingPlan:
+        """Build the plan of a capped reasoning channel.  Raises ``Refused`` if it cannot fit."""
+
+
+@attrs.frozen
+class ServerService:
+    """Implements ``protocols.service.Service`` over one engine and one artifact."""
+
+    card: ModelCard
+    engine: EnginePort
+    front: FrontEnd
+    preset: presets.Preset
+    flags: SamplingOverrides
+    defaults: GenerationDefaults
+    run_blocking: Callable[[Callable[[], Prepared]], Awaitable[Prepared]]
+    draw_seed: Callable[[], int]
+    watch: Callable[[Ask], Watch]
+    media: Callable[[Conversation], Awaitable[Conversation]] | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine can accept work."""
+        return self.engine.failure is None
+
+    async def count(self, conversation: Conversation) -> int:
+        """Count prompt tokens; the same path as a generation, without a seat."""
+        return len((await self._prepare(conversation)).ids)
+
+    def open(self, ask: Ask) -> AbstractAsyncContextManager[Generation]:
+        """Take a seat, prepare, submit; see ``protocols.service.Service``."""
+        return self._open(ask)
+
+    @asynccontextmanager
+    async def _open(self, ask: Ask) -> AsyncIterator[Generation]:
+        with self.engine.seat() as seat:
+            watch = self.watch(ask)
+            job, generation = await self._make(ask, seat, watch)
+            terminal = _Terminal(watch, generation)
+            generation.events = self.engine.submit(attrs.evolve(job, on_end=terminal.ended))
+            try:
+                yield generation
+            finally:
+                generation.events.close()
+                terminal.left()
+
+    async def _make(self, ask: Ask, seat: Seat, watch: Watch) -> tuple[Job, RunningGeneration]:
+        try:
+            with seat.patience():
+                prepared = await self._prepare(ask.conversation)
+            job, generation = self._job(ask, prepared, seat)
+        except Refused as refusal:
+            watch.refused(refusal.fault)
+            raise
+        except anyio.get_cancelled_exc_class():
+            watch.abandoned()
+            raise
+        watch.prepared(job, prepared)
+        generation.on_first = watch.first_token
+        return job, generation
+
+    async def _prepare(self, conversation: Conversation) -> Prepared:
+        if self.media is not None:
+            conversation = await self.media(conversation)
+        else:
+            _refuse_media(conversation)
+        prepared = await self.run_blocking(lambda: self.front.prepare(conversation))
+        if len(prepared.ids) > self.card.max_context:
+            raise invalid(
+                f"the prompt has {len(prepared.ids)} tokens, "
+                f"more than the context of {self.card.max_context} tokens",
+                code="context_length_exceeded",
+            )
+        return prepared
+
+    def _job(self, ask: Ask, prepared: Prepared, seat: Seat) -> tuple[Job, RunningGeneration]:
+        sampling = presets.settle(
+            self.preset, self.flags, ask.sampling, thinking=prepared.thinking, draw_seed=self.draw_seed
+        )
+        limit = self.defaults.max_tokens if ask.max_tokens is None else ask.max_tokens
+        judge = self.front.judge(prepared, ask.stop)
+        tools = ToolStream(
+            ask.conversation.tools if ask.parse_tools else (), name_limit=ask.tool_name_limit
+        )
+        generation = RunningGeneration(
+            prepared.thinking, len(prepared.ids), judge, tools, progress=ask.progress
+        )
+        job = Job(
+            request_id=ask.request_id,
+            prompt=prepared,
+            sampling=sampling,
+            max_tokens=limit,
+            judge=judge,
+            deadline=seat.deadline,
+            thinking=self._thinking(ask, prepared, limit),
+            session=ask.session,
+            session_write=ask.session_write,
+            preserve_thinking=ask.conversation.options.preserve_thinking,
+            arrived=seat.arrived,
+        )
+        return job, generation
+
+    def _thinking(self, ask: Ask, prepared: Prepared, limit: int) -> ThinkingPlan | None:
+        budget = ask.thinking_budget or self.defaults.thinking_budget
+        if budget is None or not prepared.thinking:
+            return None
+        capacity = min(limit, self.card.max_context - len(prepared.ids))
+        return self.front.thinking_plan(budget, capacity, ask.max_tokens_param)
+
+
+@attrs.define(eq=False)
+class _Terminal:
+    """Settles a request once, when the engine has ended it and its reader has left.
+
+    The tool parser runs in the reader's task, so neither side alone knows everything.
+    """
+
+    watch: Watch
+    generation: RunningGeneration
+    _end: Done | Failed | None = None
+    _left: bool = False
+
+    def ended(self, end: Done | Failed) -> None:
+        """Hear the engine's outcome."""
+        self._end = end
+        self._settle()
+
+    def left(self) -> None:
+        """Hear that the reader is done."""
+        self._left = True
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._end is not None and self._left:
+            self.watch.settled(self._end, self.generation.tool_parse)
+
+
+def _refuse_media(conversation: Conversation) -> None:
+    for message in conversation.messages:
+        for part in message.parts:
+            if isinstance(part, MediaPart):
+                raise invalid(
+                    "this server was started without --vision, so images and video are not accepted",
+                    param=part.param,
+                    code="vision_disabled",
+                )
