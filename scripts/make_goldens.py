@@ -4,8 +4,9 @@
     .venv.torch/bin/pip install -e . torch transformers safetensors
     .venv.torch/bin/python scripts/make_goldens.py fixtures/tiny-qwen3_5.ninfer
 
-Needs torch and transformers (CPU, float32); nothing in the product does.  Half a minute on one core.  Reads ``prompts.json`` and the
-pictures beside the artifact, writes ``goldens-<name>.json`` and ``goldens-<name>.npz`` there.
+Needs torch and transformers (CPU, float32); nothing in the product does.  Half a minute on one core.
+Reads ``prompts.json`` and the pictures beside the artifact, writes ``goldens-<name>.json`` and
+``goldens-<name>.npz`` there.
 
 The JSON holds, per prompt: name, messages, tools, enable_thinking, ``rendered`` (the template's text),
 ``expanded`` (pads repeated; what is tokenised), greedy_text and token counts; and ``weights_digest`` of

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+                raise ValueError("not a regular file")
             with open(path, "rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None

@@ -25,7 +25,7 @@ from ninfer.artifact.convert.configs import Family, read_family
 from ninfer.artifact.convert.proposal import choose_ids
 from ninfer.artifact.convert.recipes import RECIPES, choose
 from ninfer.artifact.convert.sources import Source, Sources
-from ninfer.artifact.errors import ArtifactError
+from ninfer.artifact.errors import ArtifactError, Member
 from ninfer.artifact.inventory import Inventory
 from ninfer.artifact.manifest import Proposal, Shape
 from ninfer.artifact.write import (
@@ -75,6 +75,8 @@ Progress = Callable[[int, int], None]
 
 def convert(options: Options, progress: Progress | None = None) -> Report:
     """Convert a checkpoint directory.  Raises StartupError."""
+    if options.name is not None:
+        Member(options.target, "--name", options.name).string()
     family = read_family(read_json_file(options.source / "config.json"))
     with Checkpoint(options.source) as checkpoint:
         job = _Job(options, family, checkpoint)
