@@ -10,12 +10,13 @@ it removes or fills in is what the schema then judges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, Protocol, TypeVar
 
 import attrs
 
 from ninfer.faults import Fault, Kind, Refused
+from ninfer.http.body import QUICK_BYTES
 from ninfer.http.exchange import Reply
 from ninfer.protocols.fields import Reader, ReadJson
 from ninfer.protocols.frames import Mint
@@ -24,6 +25,19 @@ from ninfer.protocols.status import RenderFault, render_fault
 
 Endpoint = Literal["chat", "messages"]
 Warn = Callable[[str], None]
+T = TypeVar("T")
+
+
+class RunBlocking(Protocol):
+    """Runs a function where it holds up no other request."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Return what ``work`` returns; raise what it raises."""
+
+
+async def in_place(work: Callable[[], T]) -> T:
+    """Run a function where the caller stands."""
+    return work()
 
 
 def same_body(endpoint: Endpoint, body: object) -> object:
@@ -82,3 +96,8 @@ class Kit:
     mint: Mint
     now: Callable[[], float]
     dialect: Dialect = Dialect()
+    run_blocking: RunBlocking = in_place
+
+    async def reading(self, body: bytes, work: Callable[[], T]) -> T:
+        """Run the reading of a body: a small one in place, a large one on a worker thread."""
+        return work() if len(body) <= QUICK_BYTES else await self.run_blocking(work)

@@ -53,7 +53,7 @@ def settle_options(spelled: Spelled, kwargs: Mapping[str, Json] | None) -> Templ
     for name in rest:
         if name in RESERVED:
             complaint = "cannot be overridden: the server gives it to the template itself"
-            raise misfit(f"{KWARGS}.{name}", complaint, "chat_template_option_not_supported")
+            raise misfit(f"{KWARGS}.{name}", complaint, "reserved_template_option")
     if effort is not None and thinking is not None and thinking is (effort == "none"):
         raise _conflict(spelled.effort_path, spelled.thinking_path)
     if effort == "none":

@@ -44,7 +44,7 @@ def check_text(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Misfit("must not hold lone surrogates") from None
+        raise Misfit("holds a lone surrogate") from None
 
 
 def text(value: object, _: Any) -> str:

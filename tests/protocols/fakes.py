@@ -17,7 +17,8 @@ import attrs
 import trio
 
 from ninfer.engine.job import Finish, Summary
-from ninfer.faults import Fault, Refused, invalid
+from ninfer.faults import Fault, Refused
+from ninfer.http.body import read_json as body_json
 from ninfer.http.exchange import Reply, Request
 from ninfer.output.deltas import ParsedCall, ToolParse
 from ninfer.prompt.conversation import Conversation, Json
@@ -38,25 +39,13 @@ from ninfer.protocols.service import (
 from ninfer.settings import JsonBudget
 
 CARD = ModelCard(id="tiny", max_context=8192, created=1_700_000_000, vision=False)
-READER = Reader(JsonBudget())
+BUDGET = JsonBudget()
+READER = Reader(BUDGET)
 
 
 def read_json(body: bytes) -> object:
-    """Strict JSON as the HTTP room reads it: no NaN, no repeated member, UTF-8 only."""
-
-    def refuse(_: str) -> object:
-        raise invalid("the request body is not valid JSON", code="invalid_json")
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len(dict(pairs)) < len(pairs):
-            refuse("")
-        return dict(pairs)
-
-    try:
-        text = body.decode("utf-8")
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        raise invalid("the request body is not valid JSON", code="invalid_json") from None
+    """Read JSON as the server does."""
+    return body_json(body, BUDGET)
 
 
 def counting_mint(start: int = 1) -> Callable[[], int]:

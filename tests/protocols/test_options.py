@@ -68,7 +68,7 @@ def test_effort_and_thinking_agree_or_are_refused(effort: str, thinking: bool) -
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_what_the_server_gives_the_template_cannot_be_overridden(name: str) -> None:
-    expected = (f"chat_template_kwargs.{name}", "chat_template_option_not_supported")
+    expected = (f"chat_template_kwargs.{name}", "reserved_template_option")
     assert fault(Spelled(), **{name: None}) == expected
     assert fault(Spelled(), **{name: "x"}) == expected
 

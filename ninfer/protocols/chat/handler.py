@@ -9,6 +9,8 @@ long wait for a lane), so where an error goes is decided by ``exchange.started``
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 
 from ninfer.faults import Refused
@@ -32,7 +34,7 @@ class ChatEndpoint:
     async def handle(self, request: Request, exchange: Exchange) -> None:
         """Answer one request."""
         try:
-            ask, report = self._read(request)
+            ask, report = await self.kit.reading(request.body, partial(self._read, request))
         except Refused as refused:
             reply = openai_reply(refused.fault)
             await exchange.reply(self.kit.dialect.malformed(refused.fault, reply))

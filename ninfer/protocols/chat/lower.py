@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import attrs
 
-from ninfer.prompt.conversation import Conversation
+from ninfer.prompt.conversation import CachePolicy, Conversation
 from ninfer.protocols.chat.history import lower_messages
 from ninfer.protocols.chat.schema import ChatRequest
 from ninfer.protocols.chat.tools import lower_tools
 from ninfer.protocols.fields import ReadJson
-from ninfer.protocols.marks import settle_marks
 from ninfer.protocols.options import Spelled, settle_options
 from ninfer.protocols.service import Ask, SamplingAsk
 
@@ -53,14 +52,12 @@ def lower_chat(request: ChatRequest, report: Report, request_id: str, read_json:
 
 
 def _conversation(request: ChatRequest, read_json: ReadJson) -> Conversation:
+    messages = tuple(lower_messages(request.messages, read_json))
     hints = request.prompt_cache_options
-    messages, policy = settle_marks(
-        lower_messages(request.messages, read_json),
-        implicit=hints is None or hints.mode != "explicit",
-    )
+    cache = CachePolicy(implicit=hints is None or hints.mode != "explicit")
     spelled = Spelled(request.enable_thinking, request.reasoning_effort, request.preserve_thinking)
     options = settle_options(spelled, request.chat_template_kwargs)
-    return Conversation(messages, options=options, cache=policy)
+    return Conversation(messages, options=options, cache=cache)
 
 
 def _sampling(request: ChatRequest) -> SamplingAsk:
