@@ -57,11 +57,13 @@ class JsonBudget:
 class PromptBudget:
     """What one prompt may cost before it is tokens.
 
-    ``chars_per_token`` bounds rendered text before tokenising (times the context); ``seconds``
-    bounds template rendering.
+    ``chars_per_token`` bounds rendered text before tokenising (times the context, but never below
+    ``least_chars``, so that small contexts still answer with exact counts); ``seconds`` bounds
+    template rendering.
     """
 
     chars_per_token: int = 8
+    least_chars: int = 1 << 20
     seconds: float = 10.0
 
 

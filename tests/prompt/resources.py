@@ -115,3 +115,55 @@ def golden_prompts(model: Path) -> list[dict[str, Any]]:
             found = tensor(f"{key}.{tensor_name}")
             prompt[name] = None if found is None else found.tolist()
     return prompts
+
+
+# A template of the family in small: it trims every turn, splits inline reasoning and knows no developer.
+TEMPLATE = """
+{%- macro show(content) -%}
+{%- if content is string %}{{ content }}{% else %}{% for part in content -%}
+{%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part.type == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- else %}{{ part.text }}{% endif %}{% endfor %}{% endif -%}
+{%- endmacro -%}
+{%- set seen = namespace(query=-1) -%}
+{%- for message in messages -%}
+{%- set text = show(message.content) | trim -%}
+{%- set wrapped = text.startswith('<tool_response>') and text.endswith('</tool_response>') -%}
+{%- if message.role == 'user' and not wrapped -%}
+{%- set seen.query = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- if seen.query < 0 %}{{ raise_exception('There is no <|im_start|>user query.') }}{% endif -%}
+{%- if tools -%}<|im_start|>system
+<tools>{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}{{ '\\n</tools>' }}
+Write <tool_call> to call.<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+{%- set text = show(message.content) | trim -%}
+{%- if message.role == 'tool' -%}
+{{ '<|im_start|>user\\n<tool_response>\\n' ~ text ~ '\\n</tool_response><|im_end|>\\n' -}}
+{%- elif message.role == 'assistant' -%}
+{%- set thought = message.reasoning_content | default('', true) -%}
+{%- if not thought and '</think>' in text -%}
+{%- set thought = text.split('</think>')[0].replace('<think>', '').strip('\\n') -%}
+{%- set text = text.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if preserve_thinking or loop.index0 > seen.query -%}
+{{ '<think>\\n' ~ thought ~ '\\n</think>\\n\\n' }}{%- endif -%}
+{{ text }}
+{%- for call in message.tool_calls or [] -%}
+{{ '\\n<tool_call>\\n<function=' ~ call.function.name ~ '>\\n' }}
+{%- for key, value in call.function.arguments.items() -%}
+{{ '<parameter=' ~ key ~ '>\\n' ~ (value if value is string else value | tojson) ~ '\\n</parameter>\\n' }}
+{%- endfor -%}
+{{ '</function>\\n</tool_call>' }}{%- endfor -%}
+{{ '<|im_end|>\\n' -}}
+{%- elif message.role in ('user', 'system') -%}
+{{ '<|im_start|>' ~ message.role ~ '\\n' ~ text ~ '<|im_end|>\\n' -}}
+{%- else %}{{ raise_exception('Unknown role ' ~ message.role) }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}
+{%- if style is defined %}{{ style }}{% endif -%}
+{%- if enable_thinking is defined and not enable_thinking %}{{ '\\n</think>\\n\\n' }}{% endif -%}
+{%- endif -%}
+"""
