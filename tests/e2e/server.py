@@ -1,0 +1,69 @@
+"""A real server process on a free loopback port, for tests that speak through official clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "fixtures" / "tiny-qwen3_5.ninfer"
+_SERVING = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+)")
+
+
+@attrs.define
+class Live:
+    """A running server: where it listens and what it has logged so far."""
+
+    url: str
+    model: str
+    process: subprocess.Popen[str]
+    log: list[str] = attrs.field(factory=list)
+    reader: threading.Thread | None = None
+
+    def drain(self) -> None:
+        """Collect the log until the server ends."""
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
+
+
+@contextmanager
+def running(*options: str, model: Path = MODEL) -> Iterator[Live]:
+    """Start a server, wait until it is ready, stop it with SIGTERM and demand exit code 0."""
+    command = [sys.executable, "-m", "ninfer", "serve", str(model), "--port", "0", *options]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+    live = Live("", "", process)
+    try:
+        _await_ready(live)
+        yield live
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0, "".join(live.log)
+    finally:
+        process.kill()
+        process.wait()
+        if live.reader is not None:
+            live.reader.join()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _await_ready(live: Live) -> None:
+    assert live.process.stderr is not None
+    for line in live.process.stderr:
+        live.log.append(line)
+        found = _SERVING.search(line)
+        if found:
+            live.url, live.model = f"http://127.0.0.1:{found[2]}", found[1]
+            live.reader = threading.Thread(target=live.drain, daemon=True)
+            live.reader.start()
+            return
+    raise AssertionError("the server did not start:\n" + "".join(live.log))
