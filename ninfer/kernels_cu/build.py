@@ -89,6 +89,9 @@ class Nvrtc:
     """The run-time compiler, called in this process; releases the GIL while it works."""
 
     def __init__(self, path: str) -> None:
+        for beside in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+            if ".alt." not in beside.name:
+                ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL)  # NVRTC opens it by its bare name
         self._lib = ctypes.CDLL(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
