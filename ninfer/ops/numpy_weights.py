@@ -7,6 +7,7 @@ The one thing a reader would get wrong: ``Weight.data`` is not the matrix but ``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import attrs
@@ -90,7 +91,7 @@ def multiply(x: Floats, weights: Sequence[Weight]) -> tuple[Floats, ...]:
 
 def _adjacent(weights: Sequence[Weight]) -> bool:
     parts = [weight.data for weight in weights]
-    return all(a.parent is b.parent and a.end == b.begin for a, b in zip(parts, parts[1:], strict=False))
+    return all(a.parent is b.parent and a.end == b.begin for a, b in pairwise(parts))
 
 
 def rows_of(weight: Weight, ids: Ints) -> Floats:
