@@ -33,8 +33,8 @@ def operate_routes(
         await exchange.reply(_json(200, stats()))
 
     return (
-        Route("GET", "/health", health, open=True),
-        Route("GET", "/metrics", scrape),
+        Route("GET", "/health", health, open=True, reserved=True),
+        Route("GET", "/metrics", scrape, reserved=True),
         Route("GET", "/stats", show),
     )
 
