@@ -157,6 +157,7 @@ class ScriptedService:
     healthy: bool = True
     thinking: bool = False
     tokens: int = 10  # what ``count`` says
+    delay: float = 0.0  # clock seconds until a place is free
     asks: list[Ask] = attrs.field(factory=list)
     counted: list[Conversation] = attrs.field(factory=list)
     open_now: int = 0
@@ -165,7 +166,7 @@ class ScriptedService:
     async def open(self, ask: Ask) -> AsyncIterator[_ScriptedGeneration]:
         """Record the ask, raise the refusal or play the next script."""
         self.asks.append(ask)
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.delay)
         if self.refusal is not None:
             raise Refused(self.refusal)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
