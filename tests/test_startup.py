@@ -1,0 +1,135 @@
+"""Options from argv, YAML and the environment: precedence, ranges, and refusals that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ninfer.cli import build_parser, main
+from ninfer.faults import StartupError
+from ninfer.startup import ServeOptions, read_options
+
+
+def options(*argv: str) -> ServeOptions:
+    return read_options(build_parser().parse_args(["serve", *argv]))
+
+
+@pytest.fixture
+def config(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str) -> str:
+        path = tmp_path / "serve.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    found = options("m.ninfer")
+    assert (found.host, found.port, found.log_level, found.stats_interval) == (
+        "127.0.0.1",
+        8080,
+        "info",
+        5.0,
+    )
+    engine = found.engine
+    assert (engine.max_context, engine.max_concurrency, engine.max_pending) == (8192, 1, 16)
+    assert (engine.pending_timeout, engine.prefill_chunk) == (30.0, 1024)
+    assert found.wire.body_bytes == 384 << 20 and found.defaults.max_tokens == 8192
+
+
+def test_a_flag_beats_the_file_and_the_file_beats_the_default(config) -> None:  # type: ignore[no-untyped-def]
+    path = config("server:\n  port: 9000\n  max_context: 512\n  cors: true\n  temperature: 0.5\n")
+    found = options("m.ninfer", "--config", path, "--port", "9001")
+    assert (found.port, found.engine.max_context, found.cors) == (9001, 512, True)
+    assert found.sampling.temperature == 0.5
+
+
+def test_the_file_may_name_the_artifact_and_spell_options_either_way(config) -> None:  # type: ignore[no-untyped-def]
+    found = options("--config", config("server:\n  artifact: a.ninfer\n  max-concurrency: 4\n"))
+    assert (found.artifact, found.engine.max_concurrency) == (Path("a.ninfer"), 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("server:\n  prot: 1\n", "did you mean 'port'"),
+        ("server:\n  port: many\n", "is not a number"),
+        ("server:\n  port: 99999\n", "at most 65535"),
+        ("server:\n  port: [1]\n", "must be a single value"),
+        ("server:\n  cors: 1\n", "must be true or false"),
+        ("server:\n  log_level: loud\n", "is not one of"),
+        ("server:\n  config: other.yaml\n", "unknown option"),
+        ("port: 1\n", "`server:` section"),
+        ("[1, 2]\n", "`server:` section"),
+        ("server: {", "not valid YAML"),
+        ("", "`server:` section"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_reason(config, text: str, complaint: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(StartupError) as caught:
+        options("m.ninfer", "--config", config(text))
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--port", "70000"),
+        ("--max-concurrency", "9"),
+        ("--max-concurrency", "0"),
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-k", "21"),
+        ("--seed", "x"),
+        ("--log-level", "loud"),
+        ("--dialect", "klingon"),
+    ],
+)
+def test_a_flag_out_of_range_is_a_usage_error(
+    argv: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options("m.ninfer", *argv)
+    assert caught.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+def test_the_key_comes_from_flag_file_or_environment_and_is_never_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ninfer", "serve", "m", "--api-key", "hush-hush"])
+    found = options("m", "--api-key", "hush-hush")
+    assert found.api_key == "hush-hush"
+    assert "hush-hush" not in " ".join(found.argv) and "<redacted>" in found.argv
+    assert "hush-hush" not in repr(found)
+    (tmp_path / "key").write_text("from-file\n")
+    assert options("m", "--api-key-file", str(tmp_path / "key")).api_key == "from-file"
+    monkeypatch.setenv("NINFER_API_KEY", "from-env")
+    assert options("m").api_key == "from-env"
+    assert options("m", "--api-key", "flag").api_key == "flag"
+
+
+def test_what_cannot_start_is_one_sentence_and_exit_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.ninfer").write_bytes(b"not a model")
+    (tmp_path / "empty.ninfer").write_bytes(b"")
+    cases = [
+        ["serve"],
+        ["serve", str(tmp_path / "absent.ninfer"), "--port", "0"],
+        ["serve", str(tmp_path / "bad.ninfer"), "--port", "0"],
+        ["serve", str(tmp_path / "empty.ninfer"), "--port", "0"],
+        ["serve", str(tmp_path), "--port", "0"],
+        ["serve", "m.ninfer", "--config", str(tmp_path / "absent.yaml")],
+        ["serve", "m.ninfer", "--api-key-file", str(tmp_path / "absent")],
+        ["serve", "m.ninfer", "--api-key", ""],
+        ["run", str(tmp_path / "bad.ninfer"), "--prompt", "x"],
+        ["run", "m.ninfer", "--messages", str(tmp_path / "absent.json")],
+    ]
+    for argv in cases:
+        assert main(argv) == 2, argv
+        error = capsys.readouterr().err
+        assert error.startswith("ninfer: ") and "Traceback" not in error, argv
+        assert len(error.splitlines()) == 1, error
