@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -57,7 +58,8 @@ async def wait(request: Request, exchange: Exchange) -> None:
 
 async def stream(request: Request, exchange: Exchange) -> None:
     """Stream the frames ``0`` to ``n-1`` with ``gap`` seconds before each: ``?n,gap``."""
-    count, gap = (request.query or "3,0").split(",")
+    match = re.fullmatch(r"([0-9]{1,4}),([0-9]{1,4}(?:[.][0-9]+)?)", request.query)
+    count, gap = match.groups() if match else ("3", "0")
     async with exchange.stream() as sink:
         for number in range(int(count)):
             await anyio.sleep(float(gap))
