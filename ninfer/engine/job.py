@@ -128,6 +128,31 @@ class Committed:
 
 
 @attrs.frozen
+class Work:
+    """Tokens that landed so far: prompt, decode and control, replayed."""
+
+    prefill: int = 0
+    decode: int = 0
+    replayed: int = 0
+
+
+@attrs.frozen
+class Shifted:
+    """A step of a pause or a recovery; only requests that have been paused hear these.
+
+    ``transition`` is pause_started, paused, snapshot_revoked, restore_started, restored,
+    replay_complete, recovery_complete or terminal; ``route`` is "snapshot", "replay" or None.
+    """
+
+    at: float
+    transition: str
+    route: str | None
+    preemption: int  # which pause of the request, from 1
+    everyone: Work = Work()
+    own: Work = Work()
+
+
+@attrs.frozen
 class Summary:
     """Everything the request log, usage and metrics need about a finished generation.
 
@@ -182,4 +207,4 @@ class Failed:
     summary: Summary
 
 
-Event = Admitted | Progress | Committed | Done | Failed
+Event = Admitted | Progress | Committed | Shifted | Done | Failed

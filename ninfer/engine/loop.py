@@ -22,11 +22,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ninfer.engine import admission
 from ninfer.engine.admission import Seat, Seats
+from ninfer.engine.cycle import Flight, Landed
 from ninfer.engine.device import Device, Ticket
-from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress
-from ninfer.engine.scheduler import Flight, Landed, Scheduler
+from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
+from ninfer.engine.memory import Memory
+from ninfer.engine.scheduler import News, Scheduler
 from ninfer.engine.sequence import Sequence, State
-from ninfer.engine.space import Space
 from ninfer.engine.stats import Phase, Statistics
 from ninfer.faults import Broken, Fault, Refused
 from ninfer.settings import EngineOptions
@@ -57,7 +58,7 @@ class Engine:
         chunk = min(self.options.prefill_chunk, geometry.prefill_chunk)
         capacity = geometry.lanes + self.options.max_pending
         self.seats = Seats(capacity, self.options.pending_timeout, self.clock)
-        self.scheduler = Scheduler(Space(geometry), chunk)
+        self.scheduler = Scheduler(Memory.of(geometry, self.options), self.options, chunk)
 
     # The door
 
@@ -105,7 +106,7 @@ class Engine:
 
     def stats(self) -> Statistics:
         """Take a snapshot of counters and gauges."""
-        scheduler = self.scheduler
+        scheduler, memory = self.scheduler, self.scheduler.memory
         states = [seq.state for seq in scheduler.residents]
         return Statistics(
             running=len(states),
@@ -115,15 +116,17 @@ class Engine:
             decode_ready=states.count(State.DECODING),
             replaying=states.count(State.REPLAYING),
             materializing=states.count(State.RESTORING),
-            pages=scheduler.space.pages.statistics(),
-            slots=scheduler.space.slots.statistics(),
+            pages=memory.space.pages.statistics(),
+            slots=memory.space.slots.statistics(),
+            host=memory.space.host.statistics(),
+            checkpoints=len(memory.retention),
             seats_taken=self.seats.taken,
             seats_capacity=self.seats.capacity,
-            counters=attrs.evolve(scheduler.counters, host_work=dict(scheduler.counters.host_work)),
+            counters=scheduler.snapshot(),
         )
 
     def check(self) -> None:
-        """Raise ``Broken`` unless every lane, slot and page is accounted for."""
+        """Raise ``Broken`` unless every lane, slot, page and host byte is accounted for."""
         self.scheduler.check()
 
     # The loop
@@ -142,13 +145,14 @@ class Engine:
 
     def _submit_cycle(self) -> None:
         cycle = self.scheduler.plan()
-        for seq in list(self.scheduler.residents):
-            if seq.tally.admitted is None:
-                self._announce(seq)
         self._spend(Phase.BOUNDARY)
         for flight in cycle:
             self._flights.append((flight, self.device.submit(flight.unit)))
         self._spend(Phase.SUBMIT)
+        for seq in [seq for seq in self.scheduler.residents if seq.tally.admitted is None]:
+            self._announce(seq)
+        self._tell_news()
+        self._spend(Phase.COMMIT)
 
     async def _land(self) -> None:
         """Read the oldest unit and commit what it brought."""
@@ -156,6 +160,7 @@ class Engine:
         result = await ticket.result()
         self._spend(None)
         landed = self.scheduler.settle(flight, result)
+        self._tell_news()
         self._spend(Phase.POST)
         for one in landed:
             self._commit(one)
@@ -187,6 +192,25 @@ class Engine:
         self._publish(
             seq, Admitted(seq.tally.admitted, seq.prompt_tokens, seq.tally.cached_tokens, seq.tally.path)
         )
+
+    def _tell_news(self) -> None:
+        """Publish the steps of pauses and recoveries."""
+        news, self.scheduler.news = self.scheduler.news, []
+        for item in news:
+            now = self.clock()
+            if item.transition == "pause_started":
+                item.seq.paused_at = now
+            elif item.transition == "restored":
+                item.seq.tally.paused_seconds += now - item.seq.paused_at
+            if item.seq in self._open:
+                self._publish(item.seq, self._shifted(item, now))
+
+    def _shifted(self, item: News, now: float) -> Shifted:
+        counters, tally = self.scheduler.counters, item.seq.tally
+        everyone = Work(counters.prefill_tokens, counters.decode_tokens, counters.replayed_tokens)
+        decoded = max(len(item.seq.outputs) - 1, 0)
+        own = Work(tally.computed_prefill_tokens, decoded, tally.replayed_tokens)
+        return Shifted(now, item.transition, item.route, tally.preemptions, everyone, own)
 
     def _commit(self, landed: Landed) -> None:
         """Give the judge each new token in order, and publish what it sets free."""
@@ -242,7 +266,7 @@ class Engine:
     # Endings
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
-        self._end(seq, Done(finish, seq.job.judge.finish(), seq.summary(self.clock())))
+        self._end(seq, Done(finish, seq.job.judge.finish(), seq.summary(self.clock())), finish)
 
     def _fail(self, seq: Sequence, fault: Fault) -> None:
         self._end(seq, Failed(fault, seq.summary(self.clock())))
@@ -250,11 +274,13 @@ class Engine:
     def _cancel(self, seq: Sequence) -> None:
         self._end(seq, Done(Finish.CANCELLED, None, seq.summary(self.clock())))
 
-    def _end(self, seq: Sequence, event: Done | Failed) -> None:
+    def _end(self, seq: Sequence, event: Done | Failed, finish: Finish | None = None) -> None:
         """Give everything back, then tell the reader and whoever keeps the books."""
         send = self._open.pop(seq)
-        self.scheduler.evict(seq)
+        self.scheduler.evict(seq, finish)
         with suppress(anyio.BrokenResourceError):
+            if seq.tally.preemptions:
+                send.send_nowait(self._shifted(News(seq, "terminal"), self.clock()))
             send.send_nowait(event)
         send.close()
         if seq.job.on_end:

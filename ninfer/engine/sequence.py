@@ -15,7 +15,9 @@ import enum
 
 import attrs
 
+from ninfer.engine.identity import Identity, identify
 from ninfer.engine.job import Finish, Job, Summary, Verdict
+from ninfer.engine.prefix import Kind, Node
 from ninfer.faults import Broken
 
 
@@ -38,13 +40,13 @@ class State(enum.Enum):
 
 _RUNNING = {State.PREFILLING, State.DECODING, State.STEERING}
 MOVES: dict[State, set[State]] = {
-    State.QUEUED: {State.PREFILLING, State.DONE},
+    State.QUEUED: {State.PREFILLING, State.RESTORING, State.DONE},
     State.PREFILLING: {State.DECODING, State.PAUSED, State.DONE},
     State.DECODING: {State.STEERING, State.PAUSED, State.DONE},
     State.STEERING: {State.DECODING, State.PAUSED, State.DONE},
-    State.PAUSED: {State.RESTORING, State.REPLAYING, State.DONE},
-    State.RESTORING: _RUNNING | {State.PAUSED, State.DONE},
-    State.REPLAYING: _RUNNING | {State.PAUSED, State.DONE},
+    State.PAUSED: _RUNNING | {State.RESTORING, State.REPLAYING, State.DONE},
+    State.RESTORING: _RUNNING | {State.REPLAYING, State.DONE},
+    State.REPLAYING: _RUNNING | {State.DONE},
     State.DONE: set(),
 }
 FEEDING = {State.PREFILLING, State.STEERING, State.REPLAYING}
@@ -96,13 +98,21 @@ class Sequence:
     outputs: list[int] = attrs.field(factory=list)
     steered: tuple[int, int] = (0, 0)  # outputs[a:b] are control tokens
     reasoning: bool = attrs.field(init=False)
+    whole: Identity = attrs.field(init=False)  # of the prompt
     thinking_tokens: int = 0  # accepted in the reasoning channel, control included
     model_thinking_tokens: int = 0
+    source: Node | None = None  # the checkpoint it started from
+    cuts: dict[int, Kind] = attrs.field(factory=dict)  # frontiers to capture, in order
+    recovering: bool = False  # brought back and nothing new committed yet: not to be paused again
+    route: str | None = None  # how it was brought back last: "snapshot" or "replay"
+    replay_stop: int = 0  # where that replay ends
+    paused_at: float = 0.0
     bypassed: int = 0  # younger requests that were admitted past this one
     tally: Tally = attrs.field(factory=Tally)
 
     def __attrs_post_init__(self) -> None:
         self.reasoning = self.job.prompt.thinking
+        self.whole = identify(self.job.prompt)
 
     def move(self, state: State) -> None:
         """Go to ``state``; raise ``Broken`` when the table has no such move."""
@@ -129,6 +139,13 @@ class Sequence:
             return prompt[start:stop]
         tail = tuple(self.outputs[max(start - length, 0) : stop - length])
         return prompt[start:length] + tail
+
+    def history(self, stop: int) -> Identity:
+        """Describe the first ``stop`` known tokens exactly."""
+        if stop <= self.prompt_tokens:
+            return self.whole.part(0, stop)
+        tail = tuple(self.outputs[: stop - self.prompt_tokens])
+        return self.whole.extended(tail, self.job.prompt.rope_delta)
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -161,6 +178,13 @@ class Sequence:
         return Finish.OUTPUT_LIMIT if self.capacity == self.job.max_tokens else Finish.CONTEXT
 
     # Thinking budget
+
+    @property
+    def control(self) -> tuple[int, ...]:
+        """The tokens that close the reasoning channel."""
+        if self.job.thinking is None:
+            raise Broken("control tokens without a thinking plan")
+        return self.job.thinking.control
 
     def must_steer(self, ahead: int = 0) -> bool:
         """Whether the budget is used up with the reasoning still open, ``ahead`` tokens from now.
@@ -197,6 +221,10 @@ class Sequence:
         """Where the current feeding ends; ``frontier`` moves up to here."""
         return self.reached if self.state is State.REPLAYING else self.prompt_tokens
 
+    def next_cut(self) -> int:
+        """Return the next frontier to capture, or the end of the prompt."""
+        return next((index for index in self.cuts if index > self.frontier), self.prompt_tokens)
+
     @property
     def spent(self) -> bool:
         """Whether the whole prompt has state and no output may follow."""
@@ -204,7 +232,9 @@ class Sequence:
         return fed and not self.flying and self.capacity == 0
 
     def resumes_as(self) -> State:
-        """Say which running state continues once the state up to ``reached`` is back."""
+        """Say which state continues once the state up to ``frontier`` is back."""
+        if self.frontier < self.reached:
+            return State.REPLAYING
         if self.reached < self.prompt_tokens or not self.outputs:
             return State.PREFILLING
         return State.STEERING if self.must_steer() else State.DECODING

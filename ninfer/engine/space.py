@@ -1,7 +1,8 @@
 """The device memory of running requests: page tables that grow, slots, lanes.
 
-Owns the page and slot pools and the free lanes.  Promises that a page somebody else also has is
-never written: a tail about to grow is copied first, and the copy is queued ahead of the writer.
+Owns the page and slot pools, the host budget and the free lanes.  Promises that a page somebody else
+also has is never written: a tail about to grow is copied first, and the copy is queued ahead of the
+writer.
 
 The one thing a reader would get wrong: ``grow`` takes everything it needs or nothing; it never
 pauses anybody, that is the scheduler's decision.
@@ -14,8 +15,10 @@ import heapq
 import attrs
 
 from ninfer.engine.device import CopyPage, Geometry, Unit
+from ninfer.engine.host import Host
 from ninfer.engine.pages import Pool
 from ninfer.engine.sequence import Sequence
+from ninfer.faults import Broken
 
 
 @attrs.define(eq=False)
@@ -25,16 +28,33 @@ class Space:
     geometry: Geometry
     pages: Pool = attrs.field(init=False)
     slots: Pool = attrs.field(init=False)
+    host: Host = attrs.field(init=False)
     lanes: list[int] = attrs.field(init=False)
+    tail_copies: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.pages = Pool(self.geometry.pages)
         self.slots = Pool(self.geometry.slots)
+        self.host = Host(self.geometry.host_bytes, self.geometry.image_bytes, self.geometry.page_bytes)
         self.lanes = list(range(self.geometry.lanes))
 
     def take_lane(self) -> int:
         """Take the lowest free lane."""
         return heapq.heappop(self.lanes)
+
+    def take_pages(self, count: int) -> tuple[int, ...]:
+        """Take pages that are known to be free."""
+        pages = self.pages.take(count)
+        if pages is None:
+            raise Broken(f"{count} pages were promised, {self.pages.free} are free")
+        return pages
+
+    def take_slot(self) -> int:
+        """Take a slot that is known to be free."""
+        slot = self.slots.take(1)
+        if slot is None:
+            raise Broken("a slot was promised and none is free")
+        return slot[0]
 
     def pages_for(self, tokens: int) -> int:
         """How many pages hold ``tokens`` tokens."""
@@ -51,11 +71,18 @@ class Space:
         if taken is None:
             return False
         if upto > seq.frontier and self._must_copy(seq):
-            units.append(CopyPage(seq.pages[-1], taken[0]))
-            self.pages.release(seq.pages[-1:])
-            seq.pages = seq.pages[:-1]
+            taken = self._copy_tail(seq, taken, units)
         seq.pages += taken
         return True
+
+    def _copy_tail(self, seq: Sequence, taken: tuple[int, ...], units: list[Unit]) -> tuple[int, ...]:
+        tail = seq.frontier // self.geometry.page_tokens
+        shared = seq.pages[tail]
+        units.append(CopyPage(shared, taken[0]))
+        self.pages.release((shared,))
+        seq.pages = (*seq.pages[:tail], taken[0], *seq.pages[tail + 1 :])
+        self.tail_copies += 1
+        return taken[1:]
 
     def release(self, seq: Sequence) -> None:
         """Take back everything ``seq`` has on the device."""

@@ -13,6 +13,7 @@ import enum
 
 import attrs
 
+from ninfer.engine.host import HostStatistics
 from ninfer.engine.pages import PoolStatistics
 
 
@@ -47,9 +48,22 @@ class Counters:
     spec_drafted: int = 0
     spec_accepted: int = 0
     spec_fallbacks: int = 0
+    captures: int = 0
     tail_copies: int = 0
+    spilled_pages: int = 0
     device_wait: float = 0.0
     host_work: dict[str, float] = attrs.field(factory=dict)  # by Phase value
+    transfer_bytes: dict[tuple[str, str], int] = attrs.field(factory=dict)  # (resource, direction)
+    transfer_seconds: dict[tuple[str, str], float] = attrs.field(factory=dict)
+
+    def copy(self) -> Counters:
+        """Return a snapshot that no longer grows."""
+        return attrs.evolve(
+            self,
+            host_work=dict(self.host_work),
+            transfer_bytes=dict(self.transfer_bytes),
+            transfer_seconds=dict(self.transfer_seconds),
+        )
 
 
 @attrs.frozen
@@ -65,6 +79,8 @@ class Statistics:
     materializing: int
     pages: PoolStatistics
     slots: PoolStatistics
+    host: HostStatistics
+    checkpoints: int  # images retained on device and host
     seats_taken: int
     seats_capacity: int
     counters: Counters

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 
-from ninfer.engine.device import Unit
+from ninfer.engine.device import Decode, Prefill, Unit
 from ninfer.engine.job import (
     Admitted,
     Committed,
@@ -124,12 +124,12 @@ def job(
 
 
 def audited(engine: Engine, device: FakeDevice) -> None:
-    """Make the device refuse units that name a page, slot or lane which the books call free."""
-    space = engine.scheduler.space
+    """Make the device refuse work on a page that the books call free."""
+    space = engine.scheduler.memory.space
 
     def guard(unit: Unit) -> None:
-        pages = getattr(unit, "pages", ())
-        for row in getattr(unit, "rows", ()):
+        pages = unit.pages if isinstance(unit, Prefill) else ()
+        for row in unit.rows if isinstance(unit, Decode) else ():
             pages += row.pages
         assert all(space.pages.lives(page) for page in pages), unit
 
@@ -146,12 +146,13 @@ async def running(
     audited(engine, device)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.run)
-        yield engine
-        if engine.failure is None:
+        try:
+            yield engine
             await idle(engine)
+        finally:
+            if engine.failure is not None and device.lost is None:
+                raise engine.failure
         tasks.cancel_scope.cancel()
-    if engine.failure is not None and device.lost is None:
-        raise engine.failure
     engine.check()
 
 

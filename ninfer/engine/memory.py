@@ -1,0 +1,95 @@
+"""All memory of one device together: lanes, pages, slots, host bytes, retained contexts, snapshots.
+
+Owns nothing of its own; it builds the parts, answers questions about fit, and proves the ledger.  The
+one thing a reader would get wrong: ``available`` counts pages that are free or that only the cache
+keeps, so what fits may still need the cache to give something up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from ninfer.engine.cache import Cache, Source
+from ninfer.engine.device import Geometry, Unit
+from ninfer.engine.pause import Snapshots
+from ninfer.engine.prefix import Tree
+from ninfer.engine.retention import Retention
+from ninfer.engine.sequence import Sequence
+from ninfer.engine.space import Space
+from ninfer.faults import Broken, StartupError
+from ninfer.settings import EngineOptions
+
+
+@attrs.frozen
+class Memory:
+    """The parts; see their own modules."""
+
+    space: Space
+    cache: Cache
+    retention: Retention
+    snapshots: Snapshots
+
+    @classmethod
+    def of(cls, geometry: Geometry, options: EngineOptions) -> Memory:
+        """Build everything for one device.  Raises ``StartupError`` if one request could not run alone."""
+        _check(geometry)
+        space = Space(geometry)
+        tree = Tree(geometry.page_tokens, space.pages, space.slots, space.host)
+        retention = Retention(tree, options.costs)
+        cache = Cache(space, retention, options.prefix_reuse)
+        return cls(space, cache, retention, Snapshots(space, retention))
+
+    @property
+    def available(self) -> int:
+        """How many pages are free or could be given up by the cache."""
+        return self.space.pages.free + self.space.pages.idle
+
+    def source_for(self, seq: Sequence, stop: int) -> Source:
+        """Choose where ``seq`` starts to get state for its first ``stop`` tokens."""
+        return self.cache.find(seq, seq.history(stop))
+
+    def needs(self, seq: Sequence, stop: int, upto: int) -> int:
+        """Return the pages it takes to give ``seq`` its first ``stop`` tokens and go on to ``upto``."""
+        if seq in self.snapshots.kept:
+            return self.snapshots.needs(seq, upto)
+        return self.cache.pages_needed(self.source_for(seq, stop), upto)
+
+    def grow(self, seq: Sequence, upto: int, units: list[Unit]) -> bool:
+        """Make room for tokens ``frontier .. upto``, at the cost of the cache alone."""
+        while not self.space.grow(seq, upto, units):
+            if not self.retention.free_pages(self.space.missing(seq, upto), units):
+                return False
+        return True
+
+    def release(self, seq: Sequence, units: list[Unit]) -> None:
+        """Take back everything ``seq`` has anywhere."""
+        self.cache.forget(seq)
+        self.snapshots.revoke(seq, units)
+        self.space.release(seq)
+
+    def check(self, residents: Iterable[Sequence]) -> None:
+        """Raise ``Broken`` unless everything is exactly where its owners say."""
+        residents = list(residents)
+        shots = list(self.snapshots.kept.values())
+        claimed = sorted([*self.space.lanes, *(seq.lane for seq in residents)])
+        if claimed != list(range(self.space.geometry.lanes)):
+            raise Broken(f"lanes are lost or doubled: {claimed}")
+        pages, slots, blobs = self.retention.tree.claims()
+        held = [page for seq in residents for page in seq.pages]
+        held += [page for shot in shots for page in shot.held]
+        self.space.pages.check(held, pages)
+        self.space.slots.check([seq.slot for seq in residents], slots)
+        self.space.host.check([*blobs, *(shot.blob for shot in shots)])
+
+
+def _check(geometry: Geometry) -> None:
+    needed = -(-geometry.max_context // geometry.page_tokens)
+    if geometry.pages < max(needed, geometry.lanes):
+        raise StartupError(
+            f"{geometry.pages} KV pages cannot hold one context of {geometry.max_context} tokens "
+            f"({needed} pages) on {geometry.lanes} lanes; raise --kv-capacity or lower --max-context"
+        )
+    if geometry.slots < geometry.lanes:
+        raise StartupError(f"{geometry.slots} state slots are fewer than {geometry.lanes} lanes")
