@@ -45,13 +45,6 @@ __device__ __forceinline__ bool join_parts(float4 (&total)[NT], const Call& call
     return true;
 }
 
-template <int F>
-__device__ __forceinline__ float row_factor(const Matrix& m, int row) {
-    if constexpr (F == FP8) return bf16_float(reinterpret_cast<const u16*>(m.scales)[row]);
-    if constexpr (F == NVFP4) return NVFP4_REBASE / *m.divisor;
-    return 1.0f;
-}
-
 __device__ __forceinline__ void put(const Call& call, const Matrix& m, int token, int row, float y) {
     long at = static_cast<long>(token) * m.stride + row;
     if (call.ending == STORE_BF16) static_cast<bf16*>(m.out)[at] = __float2bfloat16(y);

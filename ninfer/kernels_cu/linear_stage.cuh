@@ -123,6 +123,58 @@ __device__ __forceinline__ void stage_tokens(const Call& call, Tokens& tokens, u
     __syncthreads();
 }
 
+// Where a lane copies from: the 16 rows of a tile, which may lie in two matrices, at column 0.
+template <int F>
+struct Source {
+    using L = Layout<F>;
+    const u8 *low, *up, *high, *scale;
+
+    // Rows ra .. ra + 7 of `a` above rows rb .. rb + 7 of `b`; rows past the end repeat the last.
+    __device__ __forceinline__ void aim(const Matrix& a, int ra, const Matrix& b, int rb, int K) {
+        int lane = threadIdx.x % 32;
+        long bytes = row_bytes<F>(K);
+        low = a.codes + min(ra + lane / 4, a.rows - 1) * bytes + lane % 4 * 16;
+        up = b.codes + min(rb + lane / 4, b.rows - 1) * bytes + lane % 4 * 16;
+        if constexpr (L::SCALES == 0) return;
+        int row = F == NVFP4 ? lane / 2 : lane % 16;
+        const Matrix& m = row < 8 ? a : b;
+        long n = min((row < 8 ? ra : rb) + row % 8, m.rows - 1);
+        if constexpr (F == NVFP4) scale = m.scales + nvfp4_scale(m.first + n, lane % 2 * 4, K);
+        else scale = m.scales + n * (padded(K) / (F == Q8 ? 32 : 64)) * 2;
+        if constexpr (F == Q5) high = m.high + n * (padded(K) / 8);
+        if constexpr (F == Q6) {
+            row = lane / 2;
+            const Matrix& w = row < 8 ? a : b;
+            n = min((row < 8 ? ra : rb) + row % 8, w.rows - 1);
+            high = w.high + n * (padded(K) / 4) + lane % 2 * 16;
+        }
+    }
+
+    // Start the copies of unit u of every row.
+    __device__ __forceinline__ void fetch(u8* stage, int u, int K, u64 policy) const {
+        int lane = threadIdx.x % 32, c = lane % 4;
+        bool valid = u * 64 + c * 16 < row_bytes<F>(K);
+        u8* to = stage + (c / 2 * 16 + ((lane / 4 * 2 + c % 2) ^ (c / 2 * 4))) * 16;
+        copy16_stream(to, low + u * 64, valid, policy);
+        copy16_stream(to + 512, up + u * 64, valid, policy);
+        if constexpr (F == Q5)
+            if (lane < 16) copy16_stream(stage + 1024 + lane * 16, high + u * 16, true, policy);
+        if constexpr (F == Q6) copy16_stream(stage + 1024 + lane * 16, high + u * 32, true, policy);
+        if constexpr (F == NVFP4)
+            copy4_async(stage + 1024 + lane * 4, scale + u * 1024, (u * 2 + lane % 2) * 64 < K);
+        else if constexpr (L::SCALES > 0)
+            if (lane < 16) copy4_async(stage + 1024 + L::HIGH + lane * 4, scale + u * 4, true);
+    }
+};
+
+// What multiplies the whole sum of a row.
+template <int F>
+__device__ __forceinline__ float row_factor(const Matrix& m, int row) {
+    if constexpr (F == FP8) return bf16_float(reinterpret_cast<const u16*>(m.scales)[row]);
+    if constexpr (F == NVFP4) return NVFP4_REBASE / *m.divisor;
+    return 1.0f;
+}
+
 // The stream of stages of one warp: its columns of every tile of its team, in order.
 template <int F>
 struct Feed {
@@ -131,7 +183,7 @@ struct Feed {
     const Group& group;
     int part, first, step, begin, units;  // units begin .. begin + units - 1 of each row
     int tile, unit;                       // the next to issue
-    const u8 *low, *up, *high, *scale;    // this lane's sources for `tile`, at unit 0
+    Source<F> source;                     // of `tile`
     u64 policy;
 
     __device__ Feed(const Call& c, const Group& g, int part, int span, int first, int step)
@@ -147,42 +199,14 @@ struct Feed {
     __device__ int part_columns() const { return part_units() * L::COLUMNS; }
 
     __device__ __forceinline__ void aim() {
-        int lane = threadIdx.x % 32, K = call.columns;
         Place at = locate(call, group, tile);
-        const Matrix &a = call.matrices[at.matrix[0]], &b = call.matrices[at.matrix[1]];
-        long bytes = row_bytes<F>(K);
-        low = a.codes + min(at.row[0] + lane / 4, a.rows - 1) * bytes + lane % 4 * 16;
-        up = b.codes + min(at.row[1] + lane / 4, b.rows - 1) * bytes + lane % 4 * 16;
-        if constexpr (L::SCALES == 0) return;
-        int row = F == NVFP4 ? lane / 2 : lane % 16;
-        const Matrix& m = row < 8 ? a : b;
-        long n = min((row < 8 ? at.row[0] : at.row[1]) + row % 8, m.rows - 1);
-        if constexpr (F == NVFP4) scale = m.scales + nvfp4_scale(m.first + n, lane % 2 * 4, K);
-        else scale = m.scales + n * (padded(K) / (F == Q8 ? 32 : 64)) * 2;
-        if constexpr (F == Q5) high = m.high + n * (padded(K) / 8);
-        if constexpr (F == Q6) {
-            row = lane / 2;
-            const Matrix& w = row < 8 ? a : b;
-            n = min((row < 8 ? at.row[0] : at.row[1]) + row % 8, w.rows - 1);
-            high = w.high + n * (padded(K) / 4) + lane % 2 * 16;
-        }
+        source.aim(call.matrices[at.matrix[0]], at.row[0], call.matrices[at.matrix[1]], at.row[1], call.columns);
     }
 
     // Start the copies of the next stage, if there is one, and close the group either way.
     __device__ __forceinline__ void issue(u8* stage) {
         if (tile < group.tiles && units > 0) {
-            int lane = threadIdx.x % 32, u = begin + unit, c = lane % 4;
-            bool valid = u * 64 + c * 16 < row_bytes<F>(call.columns);
-            u8* to = stage + (c / 2 * 16 + ((lane / 4 * 2 + c % 2) ^ (c / 2 * 4))) * 16;
-            copy16_stream(to, low + u * 64, valid, policy);
-            copy16_stream(to + 512, up + u * 64, valid, policy);
-            if constexpr (F == Q5)
-                if (lane < 16) copy16_stream(stage + 1024 + lane * 16, high + u * 16, true, policy);
-            if constexpr (F == Q6) copy16_stream(stage + 1024 + lane * 16, high + u * 32, true, policy);
-            if constexpr (F == NVFP4)
-                copy4_async(stage + 1024 + lane * 4, scale + u * 1024, (u * 2 + lane % 2) * 64 < call.columns);
-            else if constexpr (L::SCALES > 0)
-                if (lane < 16) copy4_async(stage + 1024 + L::HIGH + lane * 4, scale + u * 4, true);
+            source.fetch(stage, begin + unit, call.columns, policy);
             if (++unit == units) {
                 unit = 0;
                 tile += step;
