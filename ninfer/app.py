@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import attrs
@@ -31,8 +31,7 @@ from ninfer.observe.records import Records
 from ninfer.observe.requests import Ledger, Shape
 from ninfer.observe.throughput import Throughput
 from ninfer.operate import operate_routes
-from ninfer.prompt.prepared import Prepared
-from ninfer.protocols.dialect import Kit
+from ninfer.protocols.dialect import Kit, RunBlocking
 from ninfer.protocols.fields import Reader
 from ninfer.protocols.registry import DIALECTS, protocol_routes
 from ninfer.protocols.service import Ask, ModelCard
@@ -46,7 +45,7 @@ from ninfer.startup import ServeOptions
 class Ports:
     """The outside world, injected: threads, randomness and wall time."""
 
-    run_blocking: Callable[[Callable[[], Prepared]], Awaitable[Prepared]]
+    run_blocking: RunBlocking
     mint: Callable[[], int] = lambda: secrets.randbits(64)
     now: Callable[[], float] = time.time
 
@@ -116,7 +115,15 @@ def build_site(
     """Build the routing table and everything the HTTP room is told."""
     dialect = DIALECTS[options.dialect](records.warning)
     budget = JsonBudget()
-    kit = Kit(service, Reader(budget), partial(read_json, budget=budget), ports.mint, ports.now, dialect)
+    kit = Kit(
+        service,
+        Reader(budget),
+        partial(read_json, budget=budget),
+        ports.mint,
+        ports.now,
+        dialect,
+        ports.run_blocking,
+    )
     operate = operate_routes(
         lambda: service.healthy,
         metrics,

@@ -74,7 +74,10 @@ class ToolDef:
 
 @attrs.frozen
 class TemplateOptions:
-    """Template switches; None means unspecified (the template's own default decides)."""
+    """Template switches; None means unspecified (the template's own default decides).
+
+    Effort ``none`` comes with ``enable_thinking`` False; it is kept for the request log.
+    """
 
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None

@@ -19,12 +19,13 @@ from ninfer.prompt.conversation import Json, TemplateOptions
 from ninfer.settings import GenerationDefaults
 
 _STANDARD: dict[str, type] = {"enable_thinking": bool, "reasoning_effort": str, "preserve_thinking": bool}
-_RESERVED = frozenset(
+RESERVED = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
     | {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}
     | {"additional_special_tokens", "raise_exception", "strftime_now", "namespace", "range", "dict"}
     | {"cycler", "joiner", "loop", "self", "caller", "varargs", "kwargs"}
 )
+"""Names that the server, the tokenizer or the template language gives to the template."""
 
 
 @attrs.frozen
@@ -46,7 +47,7 @@ class Options:
 def resolve(asked: TemplateOptions, defaults: GenerationDefaults) -> Options:
     """Merge typed fields, kwargs and server defaults.  Raises ``Refused``."""
     for name in asked.kwargs:
-        if name in _RESERVED:
+        if name in RESERVED:
             message = f"{name} belongs to the server and cannot be set through chat_template_kwargs"
             raise _refusal(name, message, "reserved_template_option")
     thinking = _agreed("enable_thinking", asked.enable_thinking, asked.kwargs)

@@ -18,18 +18,13 @@ import attrs
 
 from ninfer.faults import Refused
 from ninfer.prompt.conversation import Json, TemplateOptions
+from ninfer.prompt.options import RESERVED
 from ninfer.protocols.fields import misfit
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 T = TypeVar("T", bool, str)
 
 KWARGS = "chat_template_kwargs"
-RESERVED = frozenset({
-    "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
-    "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token",
-    "additional_special_tokens", "raise_exception", "strftime_now",
-})  # fmt: skip
-"""Names that the server itself gives to the template."""
 
 
 @attrs.frozen
@@ -52,7 +47,7 @@ def settle_options(spelled: Spelled, kwargs: Mapping[str, Json] | None) -> Templ
     preserve = _agree(spelled.preserve_thinking, spelled.preserve_path, _switch(rest, "preserve_thinking"))
     for name in rest:
         if name in RESERVED:
-            complaint = "cannot be overridden: the server gives it to the template itself"
+            complaint = "belongs to the server and cannot be set"
             raise misfit(f"{KWARGS}.{name}", complaint, "reserved_template_option")
     if effort is not None and thinking is not None and thinking is (effort == "none"):
         raise _conflict(spelled.effort_path, spelled.thinking_path)

@@ -9,7 +9,8 @@ import pytest
 
 from ninfer.faults import Refused
 from ninfer.prompt.conversation import Json, TemplateOptions
-from ninfer.protocols.options import RESERVED, Effort, Spelled, settle_options
+from ninfer.prompt.options import RESERVED
+from ninfer.protocols.options import Effort, Spelled, settle_options
 
 EFFORTS = get_args(Effort)
 

@@ -64,7 +64,7 @@ EFFORTS = 'must be one of "none", "minimal", "low", "medium", "high", "xhigh", "
 KWARGS = "chat_template_kwargs"
 OVERRIDE = (
     "reserved_template_option",
-    "cannot be overridden: the server gives it to the template itself",
+    "belongs to the server and cannot be set",
 )
 ONLY_ASSISTANT = ("invalid_value", "belongs to assistant messages only")
 ONLY_TOOL = ("invalid_value", "belongs to tool messages only")
