@@ -6,7 +6,7 @@ in three versions must decode alike.
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def configs(sparse: bool = False) -> dict[str, dict[str, Any]]:
     """Component configs of the tiny dense or sparse model; the sparse one has a block drafter."""
     arch = "Qwen3_5MoeMTP" if sparse else "Qwen3_5MTP"
     found = {"text": MOE_TEXT if sparse else TEXT, "vision": VISION, "mtp": {"architectures": [arch]}}
-    return found | ({"dflash": DFLASH} if sparse else {})
+    return copy.deepcopy(found | ({"dflash": DFLASH} if sparse else {}))
 
 
 def inventories(parts: Mapping[str, dict[str, Any]]) -> dict[str, Inventory]:
@@ -156,8 +156,3 @@ def write_tiny(path: Path, *, sparse: bool = False, **options: Any) -> dict[str,
     weights = random_weights(parts)
     write_artifact(path, plan_of(parts, weights), **options)
     return weights
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    """How many elements a shape has."""
-    return math.prod(shape)
