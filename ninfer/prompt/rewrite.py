@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 
 from ninfer.prompt.seals import Seals
 
-_Node = TypeVar("_Node", bound=nodes.Node)
+_Expr = TypeVar("_Expr", bound=nodes.Expr)
 
 _SEARCHES = frozenset(
     {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "get"}
@@ -52,17 +52,25 @@ class _Rewriter(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _through("watched", [node.iter], node)
+        if node.recursive:  # what is looped over again never passes ``iter``
+            step = _through("step", [], node)
+            node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
         return _through("tilde", node.nodes, node)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        return self._looked_through(node)
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        return self._searching(node)
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:
-        return self._looked_through(node)
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        return self._searching(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        node.node = self.visit(node.node)
+        node.arg = self._looked_for(node.arg)
+        return _through("cut", [node], node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
         method = node.node.attr if isinstance(node.node, nodes.Getattr) else ""
@@ -72,20 +80,26 @@ class _Rewriter(NodeTransformer):
         return self._with_arguments(node, node.name)
 
     def _with_arguments(self, node: nodes.Call | nodes.Filter, name: str) -> nodes.Node:
-        """Visit a call: of its arguments, those that are looked for stay as they are."""
+        """Visit a call: of its arguments, those that are looked for stay as they are spelled."""
         looked_for = len(node.args) if name in _SEARCHES else int(name == "replace")
-        kept = [self._looked_through(argument) for argument in node.args[:looked_for]]
+        sought = [self._looked_for(argument) for argument in node.args[:looked_for]]
         rest, node.args = node.args[looked_for:], []
         self.generic_visit(node)
-        node.args = kept + [self.visit(argument) for argument in rest]
+        node.args = sought + [self.visit(argument) for argument in rest]
         return node
 
-    def _looked_through(self, node: _Node) -> _Node:
-        """Visit a node in which spellings are looked for, not written."""
+    def _searching(self, node: nodes.Node) -> nodes.Node:
+        """Visit what a comparison or a test compares."""
         self._looking += 1
         self.generic_visit(node)
         self._looking -= 1
         return node
+
+    def _looked_for(self, node: _Expr) -> _Expr:
+        self._looking += 1
+        visited: _Expr = self.visit(node)
+        self._looking -= 1
+        return visited
 
 
 def _through(method: str, arguments: Sequence[nodes.Node], place: nodes.Node) -> nodes.Call:

@@ -1,10 +1,10 @@
 """The environment in which a chat template runs: no way out, no way to take for ever.
 
 A template comes from an artifact or from the operator, but its *cost* is decided by whoever sends the
-conversation.  Jinja's sandbox keeps it away from Python; the ``Meter`` bounds its time and the size of
-everything it makes.  Work without bound needs a loop or a call, and both tick; growth without bound
-needs an operator, a call or a filter, and all of them are measured.  What can grow by a number
-(``center``, ``ljust``, ``%1000d``) is not offered.
+conversation.  Jinja's sandbox keeps it away from Python; the ``Meter`` bounds its time, the size of
+each thing it makes and of all of them together.  Work without bound needs a loop or a call, and both
+tick; growth without bound needs an operator, a slice, a call or a filter, and all of them are measured.
+What can grow by a number (``center``, ``ljust``, ``%1000d``) is not offered.
 
 The one thing a reader would get wrong: one environment serves one rendering, because it carries that
 rendering's meter.  Building one takes a few microseconds.
@@ -36,6 +36,7 @@ _NO_METHODS = frozenset(
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)|\{[^{}]*\d{4}|\{[^{}]+\{")
 _WIDEST_INDENT = 64
 _LONGEST_INT = 256  # bits
+_ALTOGETHER = 64  # times the size of the largest single thing
 
 
 class Overrun(Exception):
@@ -48,14 +49,16 @@ class Objection(TemplateError):
 
 @attrs.define(eq=False)
 class Meter:
-    """What one conversation may cost in its template, however often it is rendered.
+    """What one conversation may cost in its template.
 
-    ``deadline`` is a time of ``clock`` in seconds; no string or list may be longer than ``size``.
+    ``deadline`` is a time of ``clock`` in seconds, for all its renderings together; no string or list
+    may be longer than ``size``.  ``made`` counts the characters and items made in one rendering.
     """
 
     clock: Callable[[], float]
     deadline: float
     size: int
+    made: int = 0
 
     def tick(self) -> None:
         """Notice that time has passed."""
@@ -67,10 +70,13 @@ class Meter:
         if length > self.size:
             raise Overrun("size")
 
-    def checked(self, value: Any) -> Any:
-        """Return a finished value if it is not too long."""
+    def charge(self, value: Any) -> Any:
+        """Account for a thing that was made, and return it."""
         if isinstance(value, (str, list, tuple)):
-            self.fits(len(value))
+            length = len(value)
+            self.made += length
+            if length > self.size or self.made > _ALTOGETHER * self.size:
+                raise Overrun("size")
         return value
 
 
@@ -91,6 +97,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         self.meter = meter
         self.concat = self.joined  # type: ignore[method-assign]  # the root and every macro end here
+        self.finalize = self._shown
         offered = {name: FILTERS[name] for name in FILTERS if name not in _NO_FILTERS}
         offered |= {"tojson": tojson, "replace": self._replace, "join": self._join, "indent": _indent}
         self.filters = {name: self._metered(body) for name, body in offered.items()}
@@ -105,11 +112,22 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             self.meter.tick()
             yield item
 
+    def step(self) -> None:
+        """Do nothing but be called, which ticks."""
+
+    def cut(self, piece: Any) -> Any:
+        """Return a slice: like every result of a call it is charged."""
+        return piece
+
     def joined(self, parts: Iterable[Any]) -> str:
         """Join output, if it is not too long."""
-        texts = [str(part) for part in parts]
-        self.meter.fits(sum(map(len, texts)))
-        return "".join(texts)
+        texts: list[str] = []
+        length = 0
+        for part in parts:
+            texts.append(str(part))
+            length += len(texts[-1])
+            self.meter.fits(length)
+        return str(self.meter.charge("".join(texts)))
 
     def tilde(self, *parts: Any) -> str:
         """Do what ``~`` does."""
@@ -123,7 +141,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             args = (self._measured(owner, args[0]),)
         elif isinstance(owner, str) and name == "replace":
             self.meter.fits(len(owner) + owner.count(str(args[0])) * len(str(args[1])))
-        return self.meter.checked(super().call(context, obj, *args, **kwargs))
+        if isinstance(owner, str):
+            self.meter.charge(owner)  # whatever it does, it reads all of it
+        return self.meter.charge(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Measure what an operator would make, then make it."""
@@ -137,7 +157,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                 self.meter.fits(len(text) * count)
         elif operator == "%" and isinstance(left, str):
             _refuse_widths(left)
-        return self.meter.checked(super().call_binop(context, operator, left, right))
+        return self.meter.charge(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Hide methods whose result is as long as a number says."""
@@ -149,6 +169,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         if wrapper is not None:
             _refuse_widths(value.__self__)
         return wrapper
+
+    def _shown(self, value: Any) -> str:
+        return value if type(value) is str else str(self.meter.charge(str(value)))
 
     def _measured(self, between: str, items: Iterable[Any]) -> list[str]:
         """Turn what is to be joined into strings, if the result is not too long."""
@@ -168,7 +191,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
     def _metered(self, body: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(body)  # keeps the marks that tell Jinja what to pass
         def metered(*args: Any, **kwargs: Any) -> Any:
-            return self.meter.checked(body(*args, **kwargs))
+            return self.meter.charge(body(*args, **kwargs))
 
         return metered
 

@@ -46,6 +46,7 @@ class ChatTemplate:
 
     def render(self, variables: Mapping[str, object], meter: Meter) -> str:
         """Render to sealed text.  Raises ``Refused`` and ``Overrun``."""
+        meter.made = 0
         environment = MeteredEnvironment(meter, self._now)
         template = Template.from_code(environment, self._code, environment.make_globals(None))
         try:
