@@ -17,17 +17,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a .ninfer entry file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--digest", action="store_true", help="read every weight and add their SHA-256")
 
 
 def run(args: argparse.Namespace) -> int:
     """Open, check every component that is known, print."""
     from ninfer.artifact import open_artifact
+    from ninfer.artifact.digest import weights_digest
 
     with open_artifact(args.file) as artifact:
         known = [name for name in artifact.components if artifact.knows(name)]
         proposal = artifact.components["text"].proposal
         artifact.require(known + (["proposal"] if proposal is not None else []))
         found = describe(artifact)
+        if args.digest:
+            found["weights_digest"] = weights_digest(artifact)
     print(json.dumps(found, indent=2) if args.json else as_text(found))
     return 0
 
@@ -95,6 +99,8 @@ def as_text(found: dict[str, Any]) -> str:
     for name, part in found["components"].items():
         lines.append(f"{name}:")
         lines += [f"  {key}: {json.dumps(value)}" for key, value in _rows(part)]
+    if "weights_digest" in found:
+        lines.append(f"weights digest: {found['weights_digest']}")
     for key in ("provenance", "metadata"):
         lines += [f"{key}.{name}: {json.dumps(value)}" for name, value in found[key].items()]
     if len(found["files"]) > 1:
