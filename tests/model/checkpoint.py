@@ -151,17 +151,24 @@ class Golden:
     layer_norms: np.ndarray[Any, Any]
     greedy: tuple[int, ...]
     drafts: np.ndarray[Any, Any]
+    pixels: np.ndarray[Any, Any] | None
+    grid: tuple[int, int, int] | None
     extra: dict[str, np.ndarray[Any, Any]]
 
 
 def goldens(path: Path) -> list[Golden]:
-    """Read the recorded prompts of a checkpoint."""
-    prompts = json.loads((path / "golden.json").read_text())["prompts"]
-    tensors = read_safetensors(path / "golden.safetensors")
+    """Read the recorded prompts of a checkpoint directory or a bundled artifact."""
+    if path.suffix == ".ninfer":
+        book = path.with_name(f"goldens-{path.stem}.json")
+        tensors = dict(np.load(book.with_suffix(".npz")))
+    else:
+        book = path / "golden.json"
+        tensors = read_safetensors(path / "golden.safetensors")
     out = []
-    for prompt in prompts:
-        at = f"{prompt['index']:02d}."
+    for index, prompt in enumerate(json.loads(book.read_text())["prompts"]):
+        at = f"{index:02d}."
         mine = {name[3:]: array for name, array in tensors.items() if name.startswith(at)}
+        pixels, grid = mine.get("pixels", mine.get("pixel_values")), mine.get("grid", mine.get("grid_thw"))
         out.append(
             Golden(
                 name=prompt["name"],
@@ -171,6 +178,8 @@ def goldens(path: Path) -> list[Golden]:
                 layer_norms=mine["layer_norms"],
                 greedy=tuple(mine["greedy_ids"].tolist()),
                 drafts=mine["mtp_drafts"],
+                pixels=pixels,
+                grid=None if grid is None else tuple(grid.reshape(3).tolist()),
                 extra=mine,
             )
         )

@@ -1,4 +1,4 @@
-"""The reference checkpoints as programs."""
+"""The bundled artifacts, and the reference checkpoints where they are, as programs with goldens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 import attrs
 import pytest
 
+from ninfer.artifact import open_artifact
 from ninfer.runtime.build import build_numpy
 from ninfer.runtime.program import NumpyProgram
 from ninfer.settings import EngineOptions
 from tests.model.checkpoint import Checkpoint, Golden, goldens
 
-MODELS = ("tiny-qwen3_5", "tiny-qwen3_5_moe")
+NAMES = ("tiny-qwen3_5", "tiny-qwen3_5_moe")
+ROOTS = ("fixtures", "reference_models")
 
 
 @attrs.frozen
@@ -54,24 +56,25 @@ class BareModel:
 
 
 @lru_cache
-def checkpoint_of(path: Path) -> BareModel:
-    """Read a checkpoint once."""
-    return BareModel(Checkpoint(path))
+def model_of(path: Path) -> Any:
+    """Open an artifact or a checkpoint once."""
+    return open_artifact(path) if path.suffix == ".ninfer" else BareModel(Checkpoint(path))
 
 
-@pytest.fixture(params=MODELS)
-def reference(request: pytest.FixtureRequest, reference_models: Path) -> Path:
-    """Each of the two reference checkpoints."""
-    return reference_models / str(request.param)
+@pytest.fixture(params=[(root, name) for root in ROOTS for name in NAMES], ids="/".join)
+def reference(request: pytest.FixtureRequest) -> Path:
+    """Each bundled artifact and each reference checkpoint."""
+    root, name = request.param
+    return request.getfixturevalue(root) / (name + ".ninfer" * (root == "fixtures"))
 
 
 @pytest.fixture
 def build(reference: Path) -> Callable[..., NumpyProgram]:
-    """Build a program of the reference checkpoint."""
+    """Build a program of the model under test."""
 
     def build(**options: Any) -> NumpyProgram:
         chosen = {"max_context": 2048, "kv_dtype": "fp32", **options}
-        return build_numpy(checkpoint_of(reference), EngineOptions(**chosen), lambda text: None)
+        return build_numpy(model_of(reference), EngineOptions(**chosen), lambda text: None)
 
     return build
 
@@ -79,4 +82,10 @@ def build(reference: Path) -> Callable[..., NumpyProgram]:
 @lru_cache
 def text_goldens(path: Path) -> dict[str, Golden]:
     """The recorded prompts without media, by name."""
-    return {golden.name: golden for golden in goldens(path) if "pixel_values" not in golden.extra}
+    return {golden.name: golden for golden in goldens(path) if golden.pixels is None}
+
+
+@lru_cache
+def media_goldens(path: Path) -> dict[str, Golden]:
+    """The recorded prompts with a picture or a clip, by name."""
+    return {golden.name: golden for golden in goldens(path) if golden.pixels is not None}

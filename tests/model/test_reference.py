@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from ninfer.engine.device import Bind, Clear, Prefill, Row
 from ninfer.engine.job import Sampling
-from ninfer.model.qwen3_5 import block
+from ninfer.model.qwen3_5 import block, forward
 from ninfer.model.weights import Attention
 from ninfer.runtime.program import NumpyProgram
 from ninfer.runtime.steps import prefill_step
@@ -19,7 +20,6 @@ from tests.drive import Request, generate, logits_of, relative, start, step
 from tests.model.conftest import text_goldens
 
 Build = Callable[..., NumpyProgram]
-pytestmark = pytest.mark.shared
 
 
 @pytest.mark.slow
@@ -102,6 +102,20 @@ def test_recursive_drafts_equal_the_recorded_ones(reference: Path, build: Build)
 
 
 @pytest.mark.slow
+def test_the_drafting_head_proposes_the_recorded_ids(reference: Path, build: Build) -> None:
+    if reference.suffix != ".ninfer":
+        pytest.skip("checkpoints have no drafting head")
+    program = build(spec="mtp", draft_tokens=3, proposal_head=True)
+    for golden in text_goldens(reference).values():
+        request = Request(golden.ids)
+        start(program, request)
+        for recorded in golden.extra["proposal_drafts"][:4]:
+            row = Row(0, 0, request.frontier, request.pages, None, draft=3)
+            assert program._propose([row])[0] == recorded.tolist(), golden.name
+            step(program, [request])
+
+
+@pytest.mark.slow
 def test_speculation_does_not_change_greedy_text(reference: Path, build: Build) -> None:
     program = build(spec="mtp", draft_tokens=3, kv_dtype="bf16")
     for golden in text_goldens(reference).values():
@@ -140,3 +154,35 @@ def test_swapping_query_and_gate_rows_is_noticed(reference: Path, build: Build) 
     program.decoder = attrs.evolve(program.decoder, layers=tuple(layers))
     start(program, Request(golden.ids))
     assert relative(logits_of(program), golden.last_logits) > 1e-2
+
+
+def test_experts_are_the_recorded_ones_at_every_position(reference: Path, build: Build) -> None:
+    golden, program = text_goldens(reference)["chat"], build()
+    if "expert_ids" not in golden.extra:
+        pytest.skip("no recorded experts")
+    step = prefill_step(Prefill(0, 0, 0, golden.ids, tuple(range(32))))
+    routes = Watched(program.verbs)
+    with np.errstate(over="ignore"):
+        forward(routes, program.decoder, step)
+    count = len(golden.ids)
+    for route, ids, weights in zip(
+        routes.seen, golden.extra["expert_ids"], golden.extra["expert_weights"], strict=True
+    ):
+        assert np.array_equal(route.experts[:count], ids)
+        np.testing.assert_allclose(route.weights[count - 1], weights, rtol=1e-4)
+
+
+class Watched:
+    """Verbs that remember what their router chose."""
+
+    def __init__(self, verbs: Any) -> None:
+        self.verbs = verbs
+        self.seen: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.verbs, name)
+
+    def norm_route(self, *args: Any) -> Any:
+        """Route and remember."""
+        self.seen.append(self.verbs.norm_route(*args))
+        return self.seen[-1]
