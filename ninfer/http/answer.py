@@ -4,8 +4,8 @@ Owns what has been sent.  Promises one answer: whole, or streamed and ended; a s
 end by itself is never given the bytes that would make it look complete.
 
 The one thing a reader would get wrong: a peer that leaves cancels the handler's scope only while
-the answer is still being made.  A whole answer on its way is sent to its end, so a client that
-half-closes after a short request still hears us.
+the answer is still being made.  A whole answer on its way, or the end of a stream, is sent to its
+end, so a client that half-closes after a short request still hears us.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Answer:
     started: bool = False
     finished: bool = False
     peer_left: bool = False
-    _replying: bool = False
+    _ending: bool = False
     _streaming: bool = False
     _fields_of_stream: Fields = ()
 
@@ -63,7 +63,7 @@ class Answer:
         typed = () if not reply.body else (("content-type", reply.content_type),)
         fields = (*self.fields, *typed, *reply.headers, *self._closing)
         data = memoryview(self.wire.whole(reply.status, fields, reply.body))
-        self.started = self._replying = True
+        self.started = self._ending = True
         for at in range(0, len(data), SLICE):
             await write_in_time(self.stream_out, bytes(data[at : at + SLICE]), self.patience.write)
         self.finished = True
@@ -83,6 +83,7 @@ class Answer:
         finally:
             await pulse.settle()
             self._streaming = self.started
+        self._ending = True
         end = self._opening() + self.wire.close_stream()
         await write_in_time(self.stream_out, end, self.patience.write)
         self.finished = True
@@ -92,7 +93,7 @@ class Answer:
     def leave(self) -> None:
         """Hear that the peer is gone or hopeless: stop whoever still works for it."""
         self.peer_left = True
-        if not self._replying:
+        if not self._ending:
             self.scope.cancel()
 
     @property

@@ -83,7 +83,7 @@ class Connection:
             visit = _Visit(self, Wire(self.site.limits), holding)
             answer = await visit.run()
         self.served += 1
-        self.house.departed += answer.peer_left
+        self.house.departed += answer.peer_left and not answer.finished
         if answer.peer_left or visit.wire.reusable:
             return answer.finished and not answer.peer_left
         if self.pending or visit.wire.phase is not Phase.WHOLE:

@@ -83,7 +83,7 @@ class Server:
                     await anyio.sleep(BREATH)  # most likely out of file descriptors
             else:
                 self.house.accepted += 1
-                _tune(stream, self.site.patience)
+                tune(stream, self.site.patience)
                 self._welcome(stream, guests)
 
     def _welcome(self, stream: ByteStream, guests: TaskGroup) -> None:
@@ -93,10 +93,13 @@ class Server:
             guests.start_soon(Connection(stream, self.site, self.house, scarce=not ordinary).run)
             return
         self.house.turned_away += 1
-        guests.start_soon(self._turn_away if self._turning_away < TURNING_AWAY else _close, stream)
+        if self._turning_away == TURNING_AWAY:
+            guests.start_soon(_close, stream)
+            return
+        self._turning_away += 1
+        guests.start_soon(self._turn_away, stream)
 
     async def _turn_away(self, stream: ByteStream) -> None:
-        self._turning_away += 1
         try:
             await turn_away(stream, self.site)
         finally:
@@ -124,7 +127,7 @@ def _explain(exc: OSError) -> str:
     return advice.get(exc.errno or 0, f"{exc.strerror or exc}; choose another --host or --port")
 
 
-def _tune(stream: ByteStream, patience: Patience) -> None:
+def tune(stream: ByteStream, patience: Patience) -> None:
     """Make the kernel notice a peer that is gone without a word; memory streams have no kernel."""
     raw = stream.extra(SocketAttribute.raw_socket, None)
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
