@@ -7,10 +7,14 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import trio
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # parallel test runs share the cores
+
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("house")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,7 +11,7 @@ rows, and ``row_split_k128_v1`` pads each row to 128 columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -261,9 +261,3 @@ def decode_elements(
     first, last = begin // columns, -(-end // columns)
     block = decode_rows(raw, form, shape, first, last).reshape(-1)
     return block[begin - first * columns : end - first * columns]
-
-
-def join(pieces: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Concatenate flat pieces; a single piece is passed through without a copy."""
-    found = list(pieces)
-    return found[0] if len(found) == 1 else np.concatenate(found)

@@ -85,6 +85,7 @@ class Artifact:
         self.manifest = manifest
         self.size_bytes = entry_bytes + sum(PAGE + span.payload_bytes for span in manifest.files[1:])
         self._data = data
+        self._inventories: dict[str, Inventory] = {}
 
     def __enter__(self) -> Artifact:
         return self
@@ -193,9 +194,11 @@ class Artifact:
         if binding is None:
             raise self._fault(f"bindings.{name}", "is not bound", "a tensor for this parameter")
         expected = self._expected_shape(name)
-        if expected is not None:
-            self._check_shape(name, binding, expected)
-        return Parameter(name, expected or _own_shape(binding), binding.parts)
+        if expected is None:
+            return Parameter(name, _own_shape(binding), binding.parts)
+        self._check_shape(name, binding, expected)
+        self._check_kind(name, binding)
+        return Parameter(name, expected, binding.parts)
 
     def raw(self, tensor: TensorObject) -> memoryview:
         """The stored bytes of an object, zero-copy when they lie in one file.  Raises ArtifactError."""
@@ -204,26 +207,26 @@ class Artifact:
     def decode(self, name: str) -> npt.NDArray[Any]:
         """Read a parameter as float32 in its shape; int32 stays int32.  Raises ArtifactError."""
         parameter = self.parameter(name)
-        flat = layouts.join(self._decode_part(part) for part in parameter.parts)
+        pieces = [self._decode_part(part) for part in parameter.parts]
+        if len({piece.dtype for piece in pieces}) > 1:
+            raise self._fault(f"bindings.{name}", "mixes integers and floats", "parts of one kind")
+        flat = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return flat.reshape(parameter.shape)
 
     def _decode_part(self, part: Part) -> npt.NDArray[Any]:
         item = part.object
-        member = f"objects[{item.id}]"
+        self._check_supported(item)
+        raw = self.raw(item)
         try:
-            layouts.encoded_bytes(item.format, item.layout, item.shape)
-            raw = self.raw(item)
             return layouts.decode_elements(raw, item.format, item.layout, item.shape, part.begin, part.end)
-        except layouts.Unsupported as problem:
-            raise self._fault(member, f"is stored as {problem}", "a format of this program") from None
         except Corrupt as problem:
-            raise self._fault(member, str(problem), f"legal {item.format} data") from None
+            raise self._fault(f"objects[{item.id}]", str(problem), f"legal {item.format} data") from None
 
     # Checks that need the config
 
     def knows(self, component: str) -> bool:
         """Whether this program knows what a component must hold."""
-        return component in self._inventories
+        return component in INVENTORIES
 
     def require(self, components: Iterable[str]) -> None:
         """Check selected components whole: each parameter bound, in its shape, in files that are there.
@@ -234,48 +237,36 @@ class Artifact:
             known = self.inventory(component)
             for name in known.names():
                 for part in self.parameter(name).parts:
+                    self._check_supported(part.object)
                     self._data.touch(part.object.offset, part.object.bytes)
-            if component == "proposal":
+            if known.shape("proposal/token_ids") is not None:
                 self._check_token_ids()
             self._check_uses(known)
 
     def inventory(self, component: str) -> Inventory:
         """The parameters that a component must have.  Raises ArtifactError if it is absent or unknown."""
+        if component not in self._inventories:
+            self._inventories[component] = self._inventory(component)
+        return self._inventories[component]
+
+    def _inventory(self, component: str) -> Inventory:
         if component == "proposal":
-            text = self.component("text")
-            if text.proposal is None:
+            proposal = self.component("text").proposal
+            if proposal is None:
                 raise self._fault("components.text", "has no proposal", "a drafting head")
-            return inventory.proposal(self.text_config, text.proposal.rows)
+            return inventory.proposal(self.text_config, proposal.rows)
         self.component(component)
         if not self.knows(component):
             raise self._fault(f"components.{component}", "is of a kind unknown here", "a known component")
-        return self._inventories[component]()
-
-    @cached_property
-    def _inventories(self) -> Mapping[str, Callable[[], Inventory]]:
-        return {
-            "text": lambda: inventory.text(self.text_config),
-            "mtp": lambda: inventory.mtp(self.text_config),
-            "vision": lambda: inventory.vision(self.vision_config),
-            "dflash": lambda: inventory.draft(self.draft_config("dflash"), "dflash"),
-            "dflash2": lambda: inventory.draft(self.draft_config("dflash2"), "dflash2"),
-        }
+        return INVENTORIES[component](self)
 
     def _expected_shape(self, name: str) -> Shape | None:
         component = name.split("/", 1)[0]
-        known = self._known.get(component)
-        if known is None and self._has_inventory(component):
-            known = self._known[component] = self.inventory(component)
-        return known.shape(name) if known is not None else None
-
-    @cached_property
-    def _known(self) -> dict[str, Inventory]:
-        return {}
-
-    def _has_inventory(self, component: str) -> bool:
         if component == "proposal":
-            return self.components["text"].proposal is not None
-        return component in self._inventories and component in self.components
+            present = self.components["text"].proposal is not None
+        else:
+            present = component in self.components and self.knows(component)
+        return self.inventory(component).shape(name) if present else None
 
     def _check_shape(self, name: str, binding: Binding, expected: Shape) -> None:
         found = binding.parts[0].object.shape
@@ -285,13 +276,23 @@ class Artifact:
             want = f"{math.prod(expected)} for {list(expected)}"
             raise self._fault(f"bindings.{name}", f"has {binding.elements} elements", want)
 
+    def _check_kind(self, name: str, binding: Binding) -> None:
+        integer = name == "proposal/token_ids"
+        if any((part.object.format == "int32") != integer for part in binding.parts):
+            found = binding.parts[0].object.format
+            raise self._fault(
+                f"bindings.{name}", f"is {found}", "int32" if integer else "a floating format"
+            )
+
+    def _check_supported(self, item: TensorObject) -> None:
+        try:
+            layouts.encoded_bytes(item.format, item.layout, item.shape)
+        except layouts.Unsupported as problem:
+            member = f"objects[{item.id}]"
+            raise self._fault(member, f"is stored as {problem}", "a format of this program") from None
+
     def _check_token_ids(self) -> None:
-        if not self.has("proposal/token_ids"):
-            return
-        ids = self.decode("proposal/token_ids")
-        vocab = self.text_config.vocab
-        if ids.dtype != np.int32:
-            raise self._fault("bindings.proposal/token_ids", "is not int32", "int32 token ids")
+        ids, vocab = self.decode("proposal/token_ids"), self.text_config.vocab
         if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
             raise self._fault(
                 "bindings.proposal/token_ids",
@@ -311,6 +312,15 @@ class Artifact:
 
     def _fault(self, member: str, problem: str, expected: str) -> ArtifactError:
         return ArtifactError(self.path, member, problem, expected)
+
+
+INVENTORIES: Mapping[str, Callable[[Artifact], Inventory]] = {
+    "text": lambda artifact: inventory.text(artifact.text_config),
+    "mtp": lambda artifact: inventory.mtp(artifact.text_config),
+    "vision": lambda artifact: inventory.vision(artifact.vision_config),
+    "dflash": lambda artifact: inventory.draft(artifact.draft_config("dflash"), "dflash"),
+    "dflash2": lambda artifact: inventory.draft(artifact.draft_config("dflash2"), "dflash2"),
+}
 
 
 def _squeezed(shape: Shape) -> Shape:

@@ -11,7 +11,7 @@ import pytest
 
 from ninfer.artifact import ArtifactError, merge_parts, open_artifact
 from ninfer.artifact.write import Plan, Slice, planned, write_artifact
-from tests.artifact.handmade import ARTIFACT_ID, Root, assemble, small_root, write_edited
+from tests.artifact.handmade import ARTIFACT_ID, Root, assemble, small_root, take_apart, write_edited
 from tests.artifact.synthetic import configs, plan_of, random_weights, write_tiny
 
 
@@ -179,6 +179,51 @@ def test_draft_ids_must_be_different_tokens(tmp_path: Path, ids: list[int]) -> N
         pytest.raises(ArtifactError, match="different ids below 128"),
     ):
         artifact.require(["proposal"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("proposal/token_ids", np.arange(32, dtype=np.float32)),
+        ("text/final_norm", np.ones(64, np.int32)),
+    ],
+)
+def test_ids_are_integers_and_nothing_else_is(tmp_path: Path, name: str, values: np.ndarray) -> None:
+    parts = configs()
+    weights = random_weights(parts)
+    weights[name] = values
+    write_artifact(tmp_path / "m.ninfer", plan_of(parts, weights))
+    with (
+        open_artifact(tmp_path / "m.ninfer") as artifact,
+        pytest.raises(ArtifactError, match=f"bindings.{name}: is "),
+    ):
+        artifact.require(["text", "proposal"])
+
+
+def test_a_parameter_does_not_mix_integers_and_floats(tmp_path: Path) -> None:
+    def edit(root: Root) -> None:
+        root["objects"][2]["format"] = "int32"
+        ranges = [{"object": "w", "range": [0, 1]}, {"object": "s", "range": [0, 1]}]
+        root["bindings"]["extra/both"] = {"parts": ranges}
+        root["uses"] = []
+
+    with (
+        open_artifact(write_edited(tmp_path / "a.ninfer", edit)) as artifact,
+        pytest.raises(ArtifactError, match="extra/both: mixes integers and floats"),
+    ):
+        artifact.decode("extra/both")
+
+
+def test_a_format_unknown_here_is_a_fault_of_the_selected_component(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m.ninfer")
+    root, payload = take_apart(tmp_path / "m.ninfer")
+    item = next(item for item in root["objects"] if item["id"] == "mtp/input_projection")
+    item["format"] = "gguf_q4_k"
+    (tmp_path / "m.ninfer").write_bytes(assemble(root, payload))
+    with open_artifact(tmp_path / "m.ninfer") as artifact:
+        artifact.require(["text", "vision"])
+        with pytest.raises(ArtifactError, match="unknown format gguf_q4_k"):
+            artifact.require(["mtp"])
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
