@@ -29,6 +29,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no output gate": (lambda c: c["text_config"].update(attn_output_gate=False), "attn_output_gate"),
     "two mtp layers": (lambda c: c["text_config"].update(mtp_num_hidden_layers=2), "mtp_num_hidden_layers"),
     "scaled rotary": (lambda c: c["text_config"]["rope_parameters"].update(rope_type="yarn"), "rope_type"),
+    "axes in blocks": (
+        lambda c: c["text_config"]["rope_parameters"].update(mrope_interleaved=False),
+        "mrope_interleaved",
+    ),
     "deepstack": (lambda c: c["vision_config"].update(deepstack_visual_indexes=[1]), "deepstack"),
     "no layer kinds": (lambda c: c["text_config"].pop("layer_types"), "layer_types"),
     "vision of another width": (lambda c: c["vision_config"].update(out_hidden_size=3), "out_hidden_size"),

@@ -150,6 +150,10 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         raise StartupError(
             f"config.json: rope_type is {kind!r}; only plain rotary embeddings can be converted"
         )
+    if found.get("mrope_interleaved", True) is not True:
+        raise StartupError(
+            "config.json: mrope_interleaved is not true; only interleaved axes can be converted"
+        )
     names = ("rope_theta", "partial_rotary_factor", "mrope_section")
     return {name: found.get(name, config.get(name)) for name in names}
 
