@@ -30,6 +30,7 @@ from ninfer.settings import GenerationDefaults, PromptBudget
 
 _TURN = "<|im_start|>"
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_PROBE_CHARS = 1 << 20  # the long conversation of the examination has a tenth of this
 _BUDGET, _DEFAULTS = PromptBudget(), GenerationDefaults()
 
 
@@ -60,7 +61,7 @@ class Preparer:
         self._size = max(budget.least_chars, budget.chars_per_token * max_context)
         self._turn = vocabulary.seals.of(_TURN)
         self._names = {name: vocabulary.seals.seal(text) for name, text in vocabulary.names.items()}
-        self._traits: Traits = examine(self._template, self._names, self._meter)
+        self._traits: Traits = examine(self._template, self._names, lambda: self._meter(_PROBE_CHARS))
 
     def options(self, conversation: Conversation) -> Options:
         """Return the switches that this conversation is rendered with.  Raises ``Refused``."""
@@ -79,8 +80,8 @@ class Preparer:
         expansion = expand(text, media, self.vocabulary.seals, self._merge or 1)
         return self._tokenised(expansion, cuts, media)
 
-    def _meter(self) -> Meter:
-        return Meter(self._clock, self._clock() + self._budget.seconds, self._size)
+    def _meter(self, least: int = 0) -> Meter:
+        return Meter(self._clock, self._clock() + self._budget.seconds, max(least, self._size))
 
     def _check(self, conversation: Conversation, media: Sequence[MediaItem]) -> None:
         """Refuse what no template should see."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def config_json() -> dict[str, Any]:
     }
 
 
+@cache
 def small_vocabulary() -> Vocabulary:
     """Build the small tokenizer's vocabulary."""
     return Vocabulary.load(json.dumps(tokenizer_json()).encode(), json.dumps(config_json()).encode())
