@@ -3,7 +3,8 @@
 // Owns the decoding of bf16, fp8 rows, q8/q5/q6/q4 groups and nvfp4.  Two routes: ``decode8`` widens
 // eight columns to float32 (embedding, dequantisation, odd shapes); ``Format<F>`` turns the 8-byte
 // pieces of a row into bf16 A-fragments without ever rounding a code (integers up to 256, e4m3
-// and e2m1 x e4m3 are exact in bf16), so group scales multiply float32 sums.
+// and e2m1 x e4m3 are exact in bf16), so group scales multiply float32 sums.  Grouped codes
+// come out with a constant added, which costs nothing to remove from a float32 sum.
 //
 // The one thing a reader would get wrong: codes leave nibble order.  Word w of a 4-bit piece yields the
 // pairs (0,4) (1,5) (2,6) (3,7); whoever stages x must permute every 8 columns the same way (ORDER).
@@ -96,18 +97,29 @@ __device__ __forceinline__ uint4 in_code_order(uint4 x) {
                       __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632));
 }
 
-// Four pairs of codes out of one word of nibbles; ``high`` holds the word's bits above the nibbles.
+// Four pairs of codes out of one word of nibbles, each CODE_BASE too large; ``high`` holds the word's bits
+// above the nibbles.  Whoever multiplies such pairs starts its sums at -CODE_BASE times the sum of x.
 template <int F>
-__device__ __forceinline__ void unpack_word(u32 (&pair)[4], u32 word, u32 high) {
+constexpr float CODE_BASE = F == Q4 ? 136.0f : F == Q5 ? 144.0f : 160.0f;
+
+template <int F>
+__device__ __forceinline__ void unpack_raised(u32 (&pair)[4], u32 word, u32 high, u32 nibbles) {
     constexpr u32 OFFSET = F == Q4 ? 0x43084308u : F == Q5 ? 0x43104310u : 0x43204320u;
-    constexpr u32 BASE = F == Q4 ? 0xc308c308u : F == Q5 ? 0xc310c310u : 0xc320c320u;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        u32 code = ((word >> 4 * i) & 0x000f000fu) ^ OFFSET;
-        if constexpr (F == Q5) code ^= (high << (4 - i)) & 0x00100010u;
-        if constexpr (F == Q6) code ^= (i < 3 ? high << (4 - 2 * i) : high >> 2) & 0x00300030u;
-        pair[i] = add_bf16x2(code, BASE);
+        pair[i] = and_xor(word >> 4 * i, nibbles, OFFSET);
+        if constexpr (F == Q5) pair[i] ^= (high << (4 - i)) & 0x00100010u;
+        if constexpr (F == Q6) pair[i] ^= (i < 3 ? high << (4 - 2 * i) : high >> 2) & 0x00300030u;
     }
+}
+
+// The same, exact.
+template <int F>
+__device__ __forceinline__ void unpack_word(u32 (&pair)[4], u32 word, u32 high) {
+    constexpr u32 BASE = F == Q4 ? 0xc308c308u : F == Q5 ? 0xc310c310u : 0xc320c320u;
+    unpack_raised<F>(pair, word, high, 0x000f000fu);
+#pragma unroll
+    for (int i = 0; i < 4; i++) pair[i] = add_bf16x2(pair[i], BASE);
 }
 
 // e2m1 x (scale * 2^-8): sign and magnitude move by one multiplication, the scale rebases the exponent.
@@ -141,4 +153,12 @@ __device__ __forceinline__ void unpack_q8(u32& first, u32& second, u32 word) {
     for (int i = 0; i < 4; i++) v[i] = as_float(__byte_perm(word, 0x4b000000u, 0x7540 + i)) - BASE;
     first = __byte_perm(__float_as_uint(v[0]), __float_as_uint(v[1]), 0x7632);
     second = __byte_perm(__float_as_uint(v[2]), __float_as_uint(v[3]), 0x7632);
+}
+
+// What multiplies the whole sum of a row.
+template <int F>
+__device__ __forceinline__ float row_factor(const Matrix& m, int row) {
+    if constexpr (F == FP8) return bf16_float(reinterpret_cast<const u16*>(m.scales)[row]);
+    if constexpr (F == NVFP4) return NVFP4_REBASE / *m.divisor;
+    return 1.0f;
 }

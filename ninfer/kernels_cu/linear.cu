@@ -1,17 +1,17 @@
 // y = x @ W^T for 1 to 16 rows of x, weights streamed once in the layout of the file.
 //
-// The grid is one block a multiprocessor.  A block has two teams of eight warps; a team takes tiles of
-// 16 weight rows (two halves of 8, which may lie in two matrices: gate and up), and its warps
-// split the columns.  Each warp keeps a ring of cp.async stages in flight that runs on across tiles, decodes
-// its pieces to bf16 fragments and multiplies on the tensor cores; x lies in shared memory in code order.
-// Warps' sums meet in shared memory, and columns beyond MAX_PART are split over blocks whose sums meet in
-// global memory, always in ascending order.  So a row's bits depend on its weights and its x alone: not on
-// the number of rows, the grid, or which block came last.
+// The grid is one block a multiprocessor.  A block has two teams of eight working warps and one that keeps
+// the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which may lie in
+// two matrices: gate and up); its warps take the units of every stage in turn, decode them to bf16 fragments
+// and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums meet in
+// shared memory, and columns beyond MAX_PART are split over blocks whose sums meet in global memory,
+// always in ascending order.  So a row's bits depend on its weights and its x alone: not on the number of
+// rows, the grid, or which block came last.
 //
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //
 //: variants TILES 1 2
-#include "linear_stage.cuh"
+#include "linear_ring.cuh"
 
 // Sum the warps' partial tiles in order of their columns.
 template <int NT>
@@ -29,13 +29,11 @@ __device__ __forceinline__ bool join_parts(float4 (&total)[NT], const Call& call
     float4* place = call.partial + static_cast<long>(tile) * call.parts * NT * 32 + lane;
 #pragma unroll
     for (int t = 0; t < NT; t++) __stcg(place + (part * NT + t) * 32, total[t]);
-    __threadfence();
     __syncwarp();
     u32 seen = 0;
-    if (lane == 0) seen = atomicAdd(call.counters + tile, 1u);
+    if (lane == 0) seen = count_release(call.counters + tile);
     seen = __shfl_sync(~0u, seen, 0);
     if (seen + 1 != static_cast<u32>(call.parts)) return false;
-    __threadfence();
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         total[t] = __ldcg(place + t * 32);
@@ -77,68 +75,105 @@ __device__ __forceinline__ void store(const float4 (&total)[NT], const Call& cal
     }
 }
 
+// Fill the team's ring with all its tiles.
+template <int F>
+__device__ __forceinline__ void produce(const Call& call, const Group& group, Part<F> part, u8* ring, Control& control, int team, int first, int step) {
+    Producer<F> producer(call, part);
+    int slot = 0, parity = 1, steps = part.steps(), stages = call.stages;
+    for (int tile = first; tile < group.tiles; tile += step) {
+        producer.aim(group, tile);
+        for (int s = 0; s < steps; s++) {
+            phase_wait(&control.empty[team][slot], parity);
+            producer.fill(ring + slot * Layout<F>::STAGE, s);
+            phase_arrive_after_copies(&control.full[team][slot]);
+            if (++slot == stages) slot = 0, parity ^= 1;
+        }
+    }
+    await_predecessor();
+}
+
 // All tiles of one team, for weights of one format.
 template <int F, int NT>
-__device__ __forceinline__ void run(const Call& call, const Group& group, u8* shared, Tokens* tokens) {
+__device__ __forceinline__ void run(const Call& call, const Group& group, u8* shared, Control& control) {
     using L = Layout<F>;
-    constexpr int STAGES = NT == 1 ? L::STAGES : 2;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = warp / SPANS, span = warp % SPANS;
-    int block = blockIdx.x - group.first_block, part = block % call.parts;
-    int width = group.blocks / call.parts;
-    Feed<F> feed(call, group, part, span, block / call.parts + width * team, 2 * width);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
+    bool worker = warp < TEAMS * SPANS;
+    int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.parts;
+    int width = group.blocks / call.parts, first = block / call.parts + width * team, step = 2 * width;
+    Part<F> part(call, number);
+    int stages = call.stages, steps = part.steps(), units = part.units;
 
-    float4* meet = reinterpret_cast<float4*>(shared) + team * SPANS * NT * 32;
-    u8* x = shared + TEAMS * SPANS * NT * 512;
-    int x_stride = L::x_stride(feed.part_columns());
-    u8* ring = x + x_stride * call.rows + warp * STAGES * L::STAGE;
-    for (int s = 0; s < STAGES - 1; s++) feed.issue(ring + s * L::STAGE);
+    float4* meet = reinterpret_cast<float4*>(shared) + team * 2 * SPANS * NT * 32;
+    u8* ring = shared + TEAMS * 2 * SPANS * NT * 512 + team * stages * L::STAGE;
+    float* starts = reinterpret_cast<float*>(shared + TEAMS * 2 * SPANS * NT * 512 + TEAMS * stages * L::STAGE);
+    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? part.columns() / 64 * NT * 32 : 0);
+    if (!worker) return produce<F>(call, group, part, ring, control, team, first, step);
     await_predecessor();
-    stage_tokens<F>(call, *tokens, x, x_stride, feed.part_begin() * L::COLUMNS, feed.part_columns());
+    stage_rows<F>(call, control, x, starts, 8 * NT, part.begin * L::COLUMNS, part.columns());
 
     const u8* mine[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++)
-        mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * x_stride + lane % 4 * L::X_PIECE +
-                  (feed.begin - feed.part_begin()) * L::COLUMNS * 2;
-    int slot = 0, spare = STAGES - 1, turn = 0;
-    for (int tile = feed.first; tile < group.tiles; tile += feed.step, turn = (turn + 1) % SPANS) {
+        mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * L::x_stride(part.columns()) + lane % 4 * L::X_PIECE;
+    int slot = 0, parity = 0, round = 0;
+    u32 nibbles = call.nibbles;
+    for (int tile = first; tile < group.tiles; tile += step, round++) {
         float sum[NT][4] = {};
-        for (int u = 0; u < feed.units; u++) {
-            copies_wait<STAGES - 2>();
+        for (int unit = span; unit < steps * SPANS; unit += SPANS) {
+            phase_wait(&control.full[team][slot], parity);
+            if (unit < units)
+                multiply<F, NT>(sum, ring + slot * L::STAGE, mine, starts, unit * L::COLUMNS * 2, span, lane, nibbles);
             __syncwarp();
-            feed.issue(ring + spare * L::STAGE);
-            multiply<F, NT>(sum, ring + slot * L::STAGE, mine, u * L::COLUMNS * 2, lane);
-            slot = slot + 1 == STAGES ? 0 : slot + 1;
-            spare = spare + 1 == STAGES ? 0 : spare + 1;
+            if (lane == 0) phase_arrive(&control.empty[team][slot]);
+            if (++slot == stages) slot = 0, parity ^= 1;
         }
-        team_barrier(1 + team, SPANS * 32);  // the previous tile has been gathered
+        int side = round & 1, barrier = 1 + team * 2 + side;
+        if (round > 1) phase_wait(&control.gathered[team][side], (round / 2 - 1) & 1);
+        float4* here = meet + side * SPANS * NT * 32;
 #pragma unroll
         for (int t = 0; t < NT; t++)
-            meet[(span * NT + t) * 32 + lane] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
-        team_barrier(1 + team, SPANS * 32);
-        if (span != turn) continue;
+            here[(span * NT + t) * 32 + lane] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
+        __syncwarp();
+        if (span != round % SPANS) {
+            team_arrive(barrier, SPANS * 32);
+            continue;
+        }
+        team_barrier(barrier, SPANS * 32);
         float4 total[NT];
-        gather<NT>(total, meet, lane);
-        if (call.parts > 1 && !join_parts<NT>(total, call, group.base + tile, part, lane)) continue;
-        store<F, NT>(total, call, locate(call, group, tile), tokens->scale, lane);
+        gather<NT>(total, here, lane);
+        __syncwarp();
+        if (lane == 0) phase_arrive(&control.gathered[team][side]);
+        if (call.parts == 1 || join_parts<NT>(total, call, group.base + tile, number, lane))
+            store<F, NT>(total, call, locate(call, group, tile), control.scale, lane);
+        __syncwarp();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 3 - TILES) linear(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(576, 3 - TILES) linear(const __grid_constant__ Call call) {
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ Tokens tokens;
+    __shared__ Control control;
     release_successor();
+    if (threadIdx.x == 0) {
+        for (int team = 0; team < TEAMS; team++) {
+            for (int s = 0; s < MAX_STAGES; s++) {
+                phase_init(&control.full[team][s], 32);
+                phase_init(&control.empty[team][s], SPANS);
+            }
+            for (int side = 0; side < 2; side++) phase_init(&control.gathered[team][side], 1);
+        }
+    }
+    __syncthreads();
     int g = 0;
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
     switch (group.format) {
-        case BF16: return run<BF16, TILES>(call, group, shared, &tokens);
-        case FP8: return run<FP8, TILES>(call, group, shared, &tokens);
-        case Q8: return run<Q8, TILES>(call, group, shared, &tokens);
-        case Q4: return run<Q4, TILES>(call, group, shared, &tokens);
-        case Q5: return run<Q5, TILES>(call, group, shared, &tokens);
-        case Q6: return run<Q6, TILES>(call, group, shared, &tokens);
-        case NVFP4: return run<NVFP4, TILES>(call, group, shared, &tokens);
+        case BF16: return run<BF16, TILES>(call, group, shared, control);
+        case FP8: return run<FP8, TILES>(call, group, shared, control);
+        case Q8: return run<Q8, TILES>(call, group, shared, control);
+        case Q4: return run<Q4, TILES>(call, group, shared, control);
+        case Q5: return run<Q5, TILES>(call, group, shared, control);
+        case Q6: return run<Q6, TILES>(call, group, shared, control);
+        case NVFP4: return run<NVFP4, TILES>(call, group, shared, control);
     }
 }
 
@@ -149,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) scale_rows(const float* x, 
     await_predecessor();
     const float* row = x + static_cast<long>(blockIdx.x) * columns;
     float mine = 0;
-    for (int c = threadIdx.x * 8; c < columns; c += THREADS * 8)
+    for (int c = threadIdx.x * 8; c < columns; c += WORKERS * 8)
         *reinterpret_cast<uint4*>(out + static_cast<long>(blockIdx.x) * columns + c) = normed(row + c, norm + c, mine);
     mine = warp_sum(mine);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;

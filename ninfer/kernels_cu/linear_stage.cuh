@@ -167,14 +167,6 @@ struct Source {
     }
 };
 
-// What multiplies the whole sum of a row.
-template <int F>
-__device__ __forceinline__ float row_factor(const Matrix& m, int row) {
-    if constexpr (F == FP8) return bf16_float(reinterpret_cast<const u16*>(m.scales)[row]);
-    if constexpr (F == NVFP4) return NVFP4_REBASE / *m.divisor;
-    return 1.0f;
-}
-
 // The stream of stages of one warp: its columns of every tile of its team, in order.
 template <int F>
 struct Feed {

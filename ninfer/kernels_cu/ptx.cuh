@@ -152,3 +152,59 @@ __device__ __forceinline__ void copy4_async(void* to, const void* from, bool val
 __device__ __forceinline__ void team_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
+
+// Arrive at barrier `id` without waiting: some other warp's team_barrier completes it.
+__device__ __forceinline__ void team_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Barriers in shared memory that threads pass in phases; `parity` is that of the phase waited for.
+__device__ __forceinline__ void phase_init(unsigned long long* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void phase_arrive(unsigned long long* barrier) {
+    asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}\n" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrive once every copy that this thread has started is there.
+__device__ __forceinline__ void phase_arrive_after_copies(unsigned long long* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void phase_wait(unsigned long long* barrier, u32 parity) {
+    u32 done = 0;
+    while (!done) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+#else
+        asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+#endif
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    }
+}
+
+// d = a @ b + c where c holds the same two numbers for rows g and g + 8.
+__device__ __forceinline__ void mma_bf16_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float2 c) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%10,%11};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c.x), "f"(c.y));
+}
+
+// (a & mask) ^ flip in one instruction, which two immediate operands would make two.
+__device__ __forceinline__ u32 and_xor(u32 a, u32 mask, u32 flip) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;\n" : "=r"(d) : "r"(a), "r"(mask), "r"(flip));
+    return d;
+}
+
+// Add 1 to a counter and return what it was; earlier writes of this warp are visible to whoever sees it.
+__device__ __forceinline__ u32 count_release(u32* counter) {
+    u32 seen;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;\n" : "=r"(seen) : "l"(counter) : "memory");
+    return seen;
+}

@@ -24,22 +24,36 @@ Take = Callable[[tuple[int, ...], str], DeviceArray]
 MAX_PART = 5376  # columns a block holds of each row of x
 MAX_ROWS = 16
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
-THREADS, SPANS, TEAMS = 512, 8, 2
+THREADS, WORKERS, SPANS, TEAMS = 576, 512, 8, 2
 MAX_GROUPS, MAX_MATRICES = 4, 8
-STATIC_SHARED = 1152
-# format -> columns of a stage, bytes of a stage, stages of a ring up to 8 rows, padding of a row of x
-STAGES = {
-    0: (32, 1024, 5, 32),
-    1: (64, 1024, 5, 64),
-    2: (64, 1088, 5, 64),
-    3: (128, 1088, 5, 16),
-    4: (128, 1344, 4, 16),
-    5: (128, 1600, 3, 16),
-    6: (128, 1152, 5, 16),
+STATIC_SHARED = 2048
+NIBBLES = 0x000F000F
+MIN_STAGES, MAX_STAGES = 2, 8
+HALF = 113 << 10  # what a block may take if the next launch's block is to lie beside it
+
+
+@attrs.frozen
+class Layout:
+    """Shared memory of one format: columns of a unit, bytes of a stage, padding of a row of x."""
+
+    columns: int
+    stage: int
+    pad: int
+    starts: bool = False  # sums of every 64 columns of x are kept too
+
+
+LAYOUTS = {
+    0: Layout(32, 8704, 32),
+    1: Layout(64, 8704, 64),
+    2: Layout(64, 9344, 64),
+    3: Layout(128, 9344, 16, True),
+    4: Layout(128, 11648, 16, True),
+    5: Layout(128, 13696, 16, True),
+    6: Layout(128, 9856, 16),
 }
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("6Q5if")
+_TAIL = struct.Struct("6Q5if2I")
 
 
 class Ending(enum.IntEnum):
@@ -77,24 +91,34 @@ def parts_of(columns: int) -> int:
 
 
 def part_columns(columns: int, form: int) -> int:
-    """The widest part of a row of x that one block holds, padded to whole stages."""
-    unit, parts = STAGES[form][0], parts_of(columns)
+    """The widest part of a row of x that one block holds, padded to whole units."""
+    unit, parts = LAYOUTS[form].columns, parts_of(columns)
     units = -(-columns // unit)
     return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
 
 
-def shared_bytes(rows: int, columns: int, form: int) -> int:
+def shared_bytes(rows: int, columns: int, form: int, stages: int) -> int:
     """Dynamic shared memory of one launch."""
     tiles = 1 if rows <= 8 else 2
-    _, stage, stages, pad = STAGES[form]
-    ring = TEAMS * SPANS * (stages if tiles == 1 else 2) * stage
-    return TEAMS * SPANS * tiles * 512 + rows * (part_columns(columns, form) * 2 + pad) + ring
+    layout, width = LAYOUTS[form], part_columns(columns, form)
+    starts = width // 64 * tiles * 32 if layout.starts else 0
+    meeting = 2 * TEAMS * SPANS * tiles * 512
+    return meeting + TEAMS * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
+
+
+def stages_of(rows: int, columns: int, forms: Sequence[int], limit: int) -> int:
+    """How deep the rings are: as deep as half a multiprocessor allows, or all of it; 0 if nothing fits."""
+    for room in (min(HALF, limit), limit):
+        for stages in range(MAX_STAGES, 3 if room < limit else MIN_STAGES - 1, -1):
+            if all(shared_bytes(rows, columns, form, stages) + STATIC_SHARED <= room for form in forms):
+                return stages
+    return 0
 
 
 def rows_per_launch(columns: int, forms: Sequence[int], limit: int) -> int:
     """How many rows of x fit one launch on a card with ``limit`` bytes of shared memory a block."""
     for rows in range(MAX_ROWS, 0, -1):
-        if all(shared_bytes(rows, columns, form) + STATIC_SHARED <= limit for form in forms):
+        if stages_of(rows, columns, forms, limit):
             return rows
     raise ValueError(f"{columns} columns do not fit {limit} bytes of shared memory")
 
@@ -214,7 +238,7 @@ class Linear:
         total, columns = rows.x.shape
         x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
         self.library.get("linear.cu", "scale_rows", TILES=1).launch(
-            total, THREADS, rows.x, rows.norm, x, scale, columns, rows.eps, dependent=self.dependent
+            total, WORKERS, rows.x, rows.norm, x, scale, columns, rows.eps, dependent=self.dependent
         )
         return Rows(x), scale
 
@@ -233,6 +257,7 @@ class Linear:
         weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
         groups = share_blocks(groups, weight, self.blocks, parts)
         tiles = 1 if total <= 8 else 2
+        stages = stages_of(total, columns, [group.format for group in groups], self.shared_limit)
         partial = self._partial(sum(group.tiles for group in groups), parts, tiles)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
             rows.x.ptr,
@@ -247,12 +272,14 @@ class Linear:
             1 if scale else 2 if rows.norm else 0,
             ending,
             rows.eps,
+            NIBBLES,
+            stages,
         )
         self.library.get("linear.cu", "linear", TILES=tiles).launch(
             sum(group.blocks for group in groups),
             THREADS,
             call,
-            shared=max(shared_bytes(total, columns, group.format) for group in groups),
+            shared=max(shared_bytes(total, columns, group.format, stages) for group in groups),
             dependent=self.dependent,
         )
 

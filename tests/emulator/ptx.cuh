@@ -85,9 +85,40 @@ inline void copy4_async(void* to, const void* from, bool valid) {
     if (((uintptr_t)to | (uintptr_t)from) & 3) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
     emu::self->open.push_back({to, from, 4, valid ? 4 : 0});
 }
-inline void team_barrier(int id, int threads) {
-    static int arrived[16]; static uint32_t turns[16];
-    uint32_t turn = turns[id];
-    if (++arrived[id] == threads) { arrived[id] = 0; turns[id]++; }
-    while (turns[id] == turn) emu::yield();
+namespace emu {
+struct Team { int arrived = 0; uint32_t turn = 0; };
+inline Team teams[16];
+inline void team_step(int id, int threads) {
+    if (++teams[id].arrived == threads) { teams[id].arrived = 0; teams[id].turn++; }
 }
+struct Phase { uint16_t count, pending; uint32_t turn; };
+static_assert(sizeof(Phase) == 8);
+inline void phase_step(Phase* p) { if (--p->pending == 0) { p->pending = p->count; p->turn++; } }
+}  // namespace emu
+
+inline void team_arrive(int id, int threads) { emu::team_step(id, threads); }
+inline void team_barrier(int id, int threads) {
+    uint32_t turn = emu::teams[id].turn;
+    emu::team_step(id, threads);
+    while (emu::teams[id].turn == turn) emu::yield();
+}
+inline void phase_init(unsigned long long* b, int arrivals) {
+    *(emu::Phase*)b = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
+}
+inline void phase_arrive(unsigned long long* b) { emu::phase_step((emu::Phase*)b); }
+inline void phase_arrive_after_copies(unsigned long long* b) {
+    for (auto& group : emu::self->groups) emu::land(group);
+    emu::self->groups.clear();
+    emu::land(emu::self->open);
+    emu::phase_step((emu::Phase*)b);
+}
+inline void phase_wait(unsigned long long* b, u32 parity) {
+    while ((((emu::Phase*)b)->turn & 1) == parity) emu::yield();
+}
+inline void mma_bf16_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float2 c) {
+    d[0] = d[2] = c.x;
+    d[1] = d[3] = c.y;
+    mma_bf16(d, a, b0, b1);
+}
+inline u32 and_xor(u32 a, u32 mask, u32 flip) { return (a & mask) ^ flip; }
+inline u32 count_release(u32* counter) { return (*counter)++; }

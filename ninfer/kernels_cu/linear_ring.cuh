@@ -1,0 +1,314 @@
+// The parts of the linear kernel: the stages of its ring, the warp that fills them, the product of one.
+//
+// A stage holds 16 weight rows x 8 units: 64 bytes of codes a row and unit, then high bits, then scales.
+// A warp of the team takes one unit of every stage.  Rows are padded so that neither the 512-byte writes
+// nor the 8-byte reads meet in a bank.
+//
+// The one thing a reader would get wrong: a unit is 64 bytes of a row whatever the format, so 32, 64 or 128
+// columns, and the units of a stage are neighbours in the row (good for DRAM), not a warp's own.
+#pragma once
+#include "formats.cuh"
+
+constexpr int TEAMS = 2, SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32;
+constexpr int CODE_ROW = SPANS * 64 + 32;
+enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
+enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
+
+// Matrices of one format, and the blocks that work on them.
+struct Group {
+    int format, first_block, blocks, first, count, tiles, base;
+};
+
+struct Call {
+    Group groups[4];
+    Matrix matrices[8];
+    const void* x;          // (rows, columns): bf16, or float32 for ROWS_NORMED
+    const bf16* norm;       // (columns,) of ROWS_NORMED
+    const float* scale;     // (rows,) of ROWS_SCALED
+    const float* residual;  // (rows, stride) of ADD_RESIDUAL
+    float4* partial;        // (tiles, parts, TILES, 32) when columns are split over blocks
+    u32* counters;          // (tiles,), zero between launches
+    int rows, columns, parts, beginning, ending;
+    float eps;
+    u32 nibbles;  // 0x000f000f, in a register because an instruction has room for one immediate
+    u32 stages;
+};
+
+constexpr int MAX_STAGES = 8;
+struct Control {
+    u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], gathered[TEAMS][2];
+    float scale[16];
+    float squares[16][16];
+};
+
+// The two halves of a tile: matrix and first row of each.
+struct Place {
+    int matrix[2], row[2];
+};
+
+__device__ __forceinline__ Place locate(const Call& call, const Group& group, int tile) {
+    if (call.ending == SWIGLU) return Place{{group.first, group.first + 1}, {tile * 8, tile * 8}};
+    int m = group.first;
+    for (; tile >= call.matrices[m].tiles; m++) tile -= call.matrices[m].tiles;
+    return Place{{m, m}, {tile * 16, tile * 16 + 8}};
+}
+
+template <int F>
+struct Layout {
+    static constexpr bool NIBBLES = F >= Q4, OFFSET = F == Q4 || F == Q5 || F == Q6;
+    static constexpr int COLUMNS = F == BF16 ? 32 : NIBBLES ? 128 : 64;        // of one unit
+    static constexpr int HIGH_ROW = F == Q5 ? 144 : F == Q6 ? 272 : 0;         // bytes of a row of high bits
+    static constexpr int SCALE_ROW = F == NVFP4 ? 68 : F == BF16 || F == FP8 ? 0 : 36;
+    static constexpr int HIGH = 16 * CODE_ROW, SCALES = HIGH + 16 * HIGH_ROW;  // where they begin
+    static constexpr int STAGE = (SCALES + 16 * SCALE_ROW + 127) / 128 * 128;
+    static constexpr int X_PIECE = F == BF16 ? 8 : NIBBLES ? 32 : 16;          // bytes of x a lane reads at once
+    static constexpr int X_PAD = F == BF16 ? 32 : NIBBLES ? 16 : 64;           // spreads rows of x over the banks
+    __device__ static int x_stride(int columns) { return columns * 2 + X_PAD; }
+};
+
+// Units begin .. begin + units - 1 of every row: one block's part of the columns.
+template <int F>
+struct Part {
+    int begin, units;
+    __device__ Part(const Call& call, int part) {
+        int all = (call.columns + Layout<F>::COLUMNS - 1) / Layout<F>::COLUMNS;
+        begin = all * part / call.parts;
+        units = all * (part + 1) / call.parts - begin;
+    }
+    __device__ int steps() const { return (units + SPANS - 1) / SPANS; }
+    __device__ int columns() const { return units * Layout<F>::COLUMNS; }
+};
+
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+
+__device__ __forceinline__ float inverse_rms(const float* squares, int columns, float eps) {
+    float sum = 0;
+    for (int w = 0; w < WORKERS / 32; w++) sum += squares[w];
+    return rsqrtf(sum / static_cast<float>(columns) + eps);
+}
+
+__device__ __forceinline__ u32 pair_bf16(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+// Eight columns of x (1 + norm) in bf16; their squares are added to ``squares``.
+__device__ __forceinline__ uint4 normed(const float* x, const bf16* norm, float& squares) {
+    float4 a = *reinterpret_cast<const float4*>(x), b = *reinterpret_cast<const float4*>(x + 4);
+    uint4 w = *reinterpret_cast<const uint4*>(norm);
+    float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    u32 words[4] = {w.x, w.y, w.z, w.w}, out[4];
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        out[i] = pair_bf16(v[2 * i] * (1.0f + as_float(words[i] << 16)),
+                           v[2 * i + 1] * (1.0f + as_float(words[i] & 0xffff0000u)));
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+__device__ __forceinline__ float sum_of(uint4 x) {
+    u32 words[4] = {x.x, x.y, x.z, x.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum += as_float(words[i] << 16) + as_float(words[i] & 0xffff0000u);
+    return sum;
+}
+
+// Put the block's columns of every row of x into shared memory in code order, find the rows' scales, and for
+// offset codes leave -CODE_BASE times the sum of every 64 columns in ``starts`` (group, 8 TILES rows).
+template <int F>
+__device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int width, int begin, int columns) {
+    using L = Layout<F>;
+    int K = call.columns, reach = (max(K, begin + columns) + WORKERS * 8 - 1) / (WORKERS * 8) * (WORKERS * 8);
+    int stride = L::x_stride(columns);
+    for (int t = 0; t < call.rows; t++) {
+        float squares = 0;
+        for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
+            bool inside = c >= begin && c < begin + columns;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (call.beginning == ROWS_NORMED && c < K)
+                v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
+            else if (inside && c < K)
+                v = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(call.x) + static_cast<long>(t) * K + c);
+            if (inside) *reinterpret_cast<uint4*>(x + t * stride + (c - begin) * 2) = in_code_order<F>(v);
+            if constexpr (L::OFFSET) {
+                float sum = sum_of(v);
+#pragma unroll
+                for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+                if (inside && threadIdx.x % 8 == 0) starts[(c - begin) / 64 * width + t] = -CODE_BASE<F> * sum;
+            }
+        }
+        if (call.beginning != ROWS_NORMED) continue;
+        squares = warp_sum(squares);
+        if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
+    }
+    team_barrier(5, WORKERS);
+    int t = threadIdx.x;
+    if (t < call.rows)
+        control.scale[t] = call.beginning == ROWS_NORMED ? inverse_rms(control.squares[t], K, call.eps)
+                           : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
+    team_barrier(5, WORKERS);
+}
+
+// The warp that keeps a team's ring full.
+template <int F>
+struct Producer {
+    using L = Layout<F>;
+    const Call& call;
+    Part<F> part;
+    const Matrix *low, *up;
+    int low_row, up_row;
+    u64 policy;
+
+    __device__ Producer(const Call& c, Part<F> p) : call(c), part(p), policy(evict_first_policy()) {}
+
+    __device__ __forceinline__ void aim(const Group& group, int tile) {
+        Place at = locate(call, group, tile);
+        low = call.matrices + at.matrix[0], up = call.matrices + at.matrix[1];
+        low_row = at.row[0], up_row = at.row[1];
+    }
+    __device__ __forceinline__ const Matrix& matrix(int row) const { return row < 8 ? *low : *up; }
+    __device__ __forceinline__ long number(int row) const {
+        return min((row < 8 ? low_row : up_row) + row % 8, matrix(row).rows - 1);
+    }
+
+    // Start the copies of stage `step` of the tile.
+    __device__ __forceinline__ void fill(u8* stage, int step) const {
+        int lane = threadIdx.x % 32, first = part.begin + step * SPANS, end = part.begin + part.units;
+        long bytes = row_bytes<F>(call.columns);
+        int at = first * 64 + lane * 16;
+        bool valid = at < min(static_cast<int>(bytes), end * 64);
+#pragma unroll
+        for (int row = 0; row < 16; row++)
+            copy16_stream(stage + row * CODE_ROW + lane * 16, matrix(row).codes + number(row) * bytes + at, valid, policy);
+        if constexpr (L::HIGH_ROW > 0) {
+            constexpr int PIECES = F == Q5 ? 8 : 16;  // of 16 bytes a row
+#pragma unroll
+            for (int i = lane; i < 16 * PIECES; i += 32) {
+                int row = i / PIECES, c = i % PIECES;
+                const u8* from = matrix(row).high + number(row) * (padded(call.columns) * PIECES / 64) + first * (PIECES * 2) + c * 16;
+                copy16_stream(stage + L::HIGH + row * L::HIGH_ROW + c * 16, from, first + c * SPANS / PIECES < end, policy);
+            }
+        }
+        if constexpr (F == NVFP4) {
+#pragma unroll
+            for (int i = lane; i < 256; i += 32) {
+                int row = i / 16, block = first * 2 + i % 16;
+                const u8* from = matrix(row).scales + nvfp4_scale(matrix(row).first + number(row), 0, call.columns) + block * 512L;
+                copy4_async(stage + L::SCALES + row * L::SCALE_ROW + i % 16 * 4, from, block * 64 < call.columns);
+            }
+        } else if constexpr (L::SCALE_ROW > 0) {
+#pragma unroll
+            for (int i = lane; i < 128; i += 32) {
+                int row = i / 8, unit = first + i % 8;
+                const u8* from = matrix(row).scales + number(row) * (padded(call.columns) / (F == Q8 ? 16 : 32)) + unit * 4;
+                copy4_async(stage + L::SCALES + row * L::SCALE_ROW + i % 8 * 4, from, unit < end);
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[4], float a, float b) {
+    sum[0] = fmaf(part[0], a, sum[0]);
+    sum[1] = fmaf(part[1], a, sum[1]);
+    sum[2] = fmaf(part[2], b, sum[2]);
+    sum[3] = fmaf(part[3], b, sum[3]);
+}
+
+// The bits above the nibbles of word w of a piece, spread for unpack_raised.  ``row`` is the lane's row of them.
+template <int F>
+__device__ __forceinline__ u32 high_bits(const u8* row, int span, int h, int w, int lane) {
+    if constexpr (F == Q5) {
+        u32 bits = reinterpret_cast<const u16*>(row + span * 16 + h * 8)[lane % 4] >> w * 8 & 0xff;
+        return bits | bits << 12;
+    }
+    if constexpr (F == Q6)
+        return __byte_perm(reinterpret_cast<const u32*>(row + span * 32 + h * 16)[lane % 4], 0, w ? 0x4342 : 0x4140);
+    return 0;
+}
+
+// Pairs of word w of a piece, for rows g and g + 8, as one or two A fragments.
+template <int F>
+__device__ __forceinline__ void unpack(u32 (&a)[4], u32 (&c)[4], uint2 low, uint2 up, const u8* stage, int span, int h, int w, int lane, const u32 (&multiplier)[2], u32 nibbles) {
+    u32 pairs[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint2 raw = half ? up : low;
+        u32 word = w ? raw.y : raw.x;
+        const u8* high = stage + Layout<F>::HIGH + (half * 8 + lane / 4) * Layout<F>::HIGH_ROW;
+        if constexpr (F == NVFP4) unpack_nvfp4(pairs[half], word, multiplier[half]);
+        else if constexpr (F == FP8) unpack_fp8(pairs[half][0], pairs[half][1], word);
+        else if constexpr (F == Q8) unpack_q8(pairs[half][0], pairs[half][1], word);
+        else unpack_raised<F>(pairs[half], word, high_bits<F>(high, span, h, w, lane), nibbles);
+    }
+    a[0] = pairs[0][0], a[1] = pairs[1][0], a[2] = pairs[0][1], a[3] = pairs[1][1];
+    c[0] = pairs[0][2], c[1] = pairs[1][2], c[2] = pairs[0][3], c[3] = pairs[1][3];
+}
+
+// sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.
+template <int F, int NT>
+__device__ __forceinline__ void multiply(float (&sum)[NT][4], const u8* stage, const u8* const (&x)[NT], const float* starts, int at, int span, int lane, u32 nibbles) {
+    using L = Layout<F>;
+    constexpr bool GROUPED = L::SCALE_ROW == 36;
+    const u8* codes = stage + lane / 4 * CODE_ROW + span * 64 + lane % 4 * 8;
+    const u8* scales = stage + L::SCALES + lane / 4 * L::SCALE_ROW + span * (F == NVFP4 ? 8 : 4);
+    u32 wide[2] = {0, 0};
+    if constexpr (GROUPED)
+        for (int half = 0; half < 2; half++) wide[half] = *reinterpret_cast<const u32*>(scales + half * 8 * L::SCALE_ROW);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
+        if constexpr (F == BF16) {
+            u32 a[4] = {low.x, up.x, low.y, up.y};
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                uint2 b = *reinterpret_cast<const uint2*>(x[t] + at + h * 32);
+                mma_bf16(sum[t], a, b.x, b.y);
+            }
+            continue;
+        }
+        float part[NT][4];
+        u32 multiplier[2] = {0, 0};
+        if constexpr (F == NVFP4)
+            for (int half = 0; half < 2; half++)
+                multiplier[half] = nvfp4_multiplier(scales[half * 8 * L::SCALE_ROW + h * 4 + lane % 4]);
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            u32 a[4], c[4];
+            unpack<F>(a, c, low, up, stage, span, h, w, lane, multiplier, nibbles);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                float(&into)[4] = GROUPED ? part[t] : sum[t];
+                if constexpr (L::NIBBLES) {
+                    uint4 b = *reinterpret_cast<const uint4*>(x[t] + at + h * 128 + w * 16);
+                    if (GROUPED && w == 0) {
+                        const float* start = starts + (at / 128 + h) * (8 * NT) + t * 8 + lane % 4 * 2;
+                        mma_bf16_from(into, a, b.x, b.y, *reinterpret_cast<const float2*>(start));
+                    } else {
+                        mma_bf16(into, a, b.x, b.y);
+                    }
+                    mma_bf16(into, c, b.z, b.w);
+                } else {
+                    uint2 b = *reinterpret_cast<const uint2*>(x[t] + at + h * 64 + w * 8);
+                    if (GROUPED && w == 0) mma_bf16_fresh(into, a, b.x, b.y);
+                    else mma_bf16(into, a, b.x, b.y);
+                }
+            }
+        }
+        if constexpr (GROUPED) {
+            float sa = half_float(wide[0] >> h * 16), sb = half_float(wide[1] >> h * 16);
+#pragma unroll
+            for (int t = 0; t < NT; t++) add_scaled(sum[t], part[t], sa, sb);
+        }
+    }
+}
