@@ -16,13 +16,16 @@ import attrs
 
 from ninfer.engine.device import Device, Geometry
 from ninfer.faults import StartupError
-from ninfer.model.config import TextConfig
+from ninfer.model.config import TextConfig, read_vision_config
 from ninfer.model.registry import architecture_of
+from ninfer.model.vision import load_tower
 from ninfer.model.weights import Loader, Proposal, load_proposal
 from ninfer.ops.numpy_attention import Rotary
+from ninfer.ops.numpy_vision import NumpyVision
 from ninfer.ops.numpy_weights import NumpyLoader
 from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.runtime.device import Program, ThreadDevice
+from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.kvformat import KV_FORMATS
 from ninfer.runtime.lanes import Lane
 from ninfer.runtime.program import NumpyProgram
@@ -93,8 +96,6 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
     text = model.components["text"].config
     architecture = architecture_of(text)
     config = architecture.read(text)
-    if options.vision:
-        raise StartupError("The NumPy backend has no vision tower; start without --vision.")
     loader = NumpyLoader(model)
     progress("loading weights")
     decoder = architecture.load(loader, config)
@@ -116,7 +117,15 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
         pages=kv,
         lanes=tuple(Lane(vocab) for _ in range(options.max_concurrency)),
         drafter=drafter,
+        eyes=_eyes(model, loader, config) if options.vision else None,
     )
+
+
+def _eyes(model: Model, loader: Loader, text: TextConfig) -> Eyes:
+    if "vision" not in model.components:
+        raise StartupError("The artifact has no vision component; start without --vision.")
+    config = read_vision_config(model.components["vision"].config, text)
+    return Eyes(NumpyVision(), load_tower(loader, config))
 
 
 def _drafter(model: Model, options: EngineOptions, load: Callable[[str], Drafter]) -> Drafter | None:

@@ -37,9 +37,10 @@ from ninfer.ops.numpy_state import Floats, Ints, Record
 from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
+from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
 from ninfer.runtime.state import KVPages, StateImages
-from ninfer.runtime.steps import int32, prefill_step, rows_step, shifted
+from ninfer.runtime.steps import int32, placeholders, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
 Saved = tuple[tuple[Floats, Ints] | None, "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]
@@ -56,6 +57,7 @@ class NumpyProgram:
     pages: KVPages
     lanes: tuple[Lane, ...]
     drafter: Drafter | None = None
+    eyes: Eyes | None = None
     clock: Callable[[], float] = time.perf_counter
     _host: dict[int, Saved] = attrs.field(factory=dict)
 
@@ -72,12 +74,17 @@ class NumpyProgram:
         if isinstance(unit, Prefill):
             return self._prefill(unit)
         if isinstance(unit, Bind):
-            self.lanes[unit.lane].bind(unit)
+            self._bind(unit)
         elif isinstance(unit, Settle):
             self._settle([(unit.lane, unit.slot, unit.keep)])
         else:
             self._move(unit)
         return ()
+
+    def _bind(self, unit: Bind) -> None:
+        self.lanes[unit.lane].bind(unit)
+        if self.eyes is not None:
+            self.eyes.forget(unit.lane)
 
     def _move(self, unit: Clear | CopyImage | CopyPage | HostSave | HostLoad | HostDrop) -> None:
         if isinstance(unit, Clear):
@@ -106,7 +113,7 @@ class NumpyProgram:
 
     def _prefill(self, unit: Prefill) -> tuple[RowResult, ...]:
         if unit.ids:
-            step = prefill_step(unit)
+            step = self._with_media(unit, prefill_step(unit))
             last = self.verbs.last_rows(self._advance(step), step)
         else:
             last = self.verbs.slots.hidden[unit.slot][None, None]
@@ -115,6 +122,19 @@ class NumpyProgram:
         lane, at = self.lanes[unit.lane], unit.start + len(unit.ids)
         tokens = sample_rows([lane], self._logits(last), [lane.number(at, Purpose.PREFILL)])
         return (RowResult(tuple(tokens)),)
+
+    def _with_media(self, unit: Prefill, step: Step) -> Step:
+        """Put the feature rows of media items in the place of their placeholders."""
+        if not unit.media:
+            return step
+        if self.eyes is None:
+            raise Broken("media in a prompt, but no vision tower is loaded")
+        rows, features = [], []
+        for span in unit.media:
+            at, mine = placeholders(span, unit.start, step.rows)
+            rows.append(at)
+            features.append(self.eyes.features(unit.lane, span, unit.start + step.rows)[mine])
+        return attrs.evolve(step, embeds=(np.concatenate(rows), np.concatenate(features)))
 
     # Decoding
 

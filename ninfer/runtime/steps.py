@@ -15,6 +15,7 @@ import numpy as np
 from ninfer.engine.device import Prefill, Row
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.verbs import Step
+from ninfer.prompt.prepared import MediaSpan
 
 
 def int32(values: object) -> Ints:
@@ -42,6 +43,13 @@ def prefill_step(unit: Prefill) -> Step:
         slots=int32([unit.slot]),
         lanes=int32([unit.lane]),
     )
+
+
+def placeholders(span: MediaSpan, start: int, rows: int) -> tuple[Ints, Ints]:
+    """Which rows of a unit an item fills, and with which of its feature rows."""
+    index = np.concatenate([np.arange(begin, begin + count) for begin, count in span.runs])
+    mine = np.flatnonzero((index >= start) & (index < start + rows))
+    return (index[mine] - start).astype(np.int32), mine.astype(np.int32)
 
 
 def rows_step(kind: str, rows: Sequence[Row], ids: Sequence[Sequence[int]], ahead: int = 0) -> Step:

@@ -49,6 +49,26 @@ LAYER = {
 }
 
 
+VISION = (
+    (r"layers/(\d+)/", r"blocks.\1."),
+    (r"attention/", "attn."),
+    (r"output", "proj"),
+    (r"mlp/", "mlp."),
+    (r"merger/", "merger."),
+    (r"\bfc(\d)", r"linear_fc\1"),
+    (r"patch_embedding", "patch_embed.proj"),
+    (r"position_embedding", "pos_embed"),
+    (r"_(bias|weight)$", r".\1"),
+)
+
+
+def vision_name(name: str) -> str:
+    """The checkpoint name of a vision parameter."""
+    for pattern, replacement in VISION:
+        name = re.sub(pattern, replacement, name)
+    return f"model.visual.{name}" + ("" if name.endswith((".weight", ".bias")) else ".weight")
+
+
 def read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Map a safetensors file: names to arrays."""
     data = np.memmap(path, np.uint8, "r")
@@ -77,6 +97,12 @@ class Checkpoint:
         return {**text, "architectures": ["Qwen3_5MoeForCausalLM" if sparse else "Qwen3_5ForCausalLM"]}
 
     @cached_property
+    def vision(self) -> dict[str, Any]:
+        """The vision config."""
+        config: dict[str, Any] = json.loads((self.path / "config.json").read_text())["vision_config"]
+        return config
+
+    @cached_property
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
         """All tensors under their checkpoint names."""
         files = sorted(self.path.glob("model*.safetensors"))
@@ -94,12 +120,23 @@ class Checkpoint:
         """Return a logical parameter as float32."""
         if name in HEADS:
             return self._tensor(HEADS[name])
+        if name.startswith("vision/"):
+            return self._vision(name.removeprefix("vision/"))
         found = re.fullmatch(r"(text|mtp)/layers/(\d+)/(.+)", name)
         if found is None:
             raise KeyError(name)
         component, number, part = found.groups()
         prefix = "model.language_model." if component == "text" else "mtp."
         return self._layer(f"{prefix}layers.{number}.", part)
+
+    def _vision(self, name: str) -> np.ndarray[Any, Any]:
+        part = re.fullmatch(r"(.+/)?(query|key|value)(_bias)?", name)
+        if part is not None:
+            third = ("query", "key", "value").index(part[2])
+            both = self._tensor(vision_name(f"{part[1]}qkv{part[3] or ''}"))
+            return np.split(both, 3)[third]
+        array = self._tensor(vision_name(name))
+        return array.reshape(len(array), -1) if name == "patch_embedding" else array
 
     def _tensor(self, name: str) -> np.ndarray[Any, Any]:
         return self.tensors[name].astype(np.float32)

@@ -35,8 +35,9 @@ class BareModel:
 
     @property
     def components(self) -> dict[str, Piece]:
-        """Text and mtp."""
-        return {"text": Piece(self.checkpoint.config), "mtp": Piece({})}
+        """Text, mtp and vision."""
+        vision = Piece(self.checkpoint.vision)
+        return {"text": Piece(self.checkpoint.config), "mtp": Piece({}), "vision": vision}
 
     def has(self, name: str) -> bool:
         """Whether a parameter exists."""
