@@ -10,7 +10,7 @@
 #include "kv_bf16.cuh"
 #include "pages.cuh"
 
-constexpr int SPLITS = 64;  // at most; the host sizes `partial` and `stats` by it
+constexpr int SPLITS = 64;  // at most; fewer blocks do when no sequence has as many pages
 constexpr int WARPS = 4;
 constexpr int GROUP = 8;    // query heads of one kv head, at most
 
@@ -201,8 +201,8 @@ __device__ void merge_warps(bf16* out, const bf16* gate, float* partial, float2*
 }
 
 // out (rows, heads * DIM); q (rows, heads, DIM) normed and rotated; gate rows `gate_stride` apart.
-// partial (rows, kv_heads, SPLITS, group, DIM), stats (rows, kv_heads, SPLITS, group, 2),
-// counters (rows, kv_heads) zero before and after.  Grid (SPLITS, kv_heads, rows), 128 threads.
+// partial (rows, kv_heads, gridDim.x, group, DIM), stats (rows, kv_heads, gridDim.x, group, 2),
+// counters (rows, kv_heads) zero before and after.  Grid (min(SPLITS, pages of a context), kv_heads, rows).
 extern "C" __global__ void __launch_bounds__(128) attend_decode(
     bf16* out, const bf16* q, const bf16* gate, int gate_stride, Pool pool, long long layer, Sequences of,
     int heads, float scale, float* partial, float* stats, unsigned* counters) {
@@ -226,9 +226,9 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(
     leave_sums(outs, warp_stats, o, soft);
     __syncthreads();
     gate += static_cast<long long>(row) * gate_stride + head * group * DIM;
-    int block = row * pool.kv_heads + head;
-    partial += static_cast<long long>(block) * SPLITS * group * DIM;
-    float2* pairs = reinterpret_cast<float2*>(stats) + block * SPLITS * group;
+    int block = row * pool.kv_heads + head, most = gridDim.x;
+    partial += static_cast<long long>(block) * most * group * DIM;
+    float2* pairs = reinterpret_cast<float2*>(stats) + block * most * group;
     merge_warps(out + place, gate, partial + split * group * DIM, pairs + split * group, outs, warp_stats, group,
                 r.splits == 1);
     if (r.splits == 1 || !arrive_last(counters + block, r.splits)) return;

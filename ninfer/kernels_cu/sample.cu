@@ -6,14 +6,11 @@
 //
 // The one thing a reader would get wrong: penalties of a verification row count the drafts before it as if
 // they had been accepted; whether they were is only known to sample_judge.
-#include "ptx.cuh"
+#include "keys.cuh"
 #include "pages.cuh"
 
-using u64 = unsigned long long;
-
 constexpr int TOP = 20;
-constexpr int CHUNK = 4096, THREADS = 256, EACH = CHUNK / THREADS;
-constexpr u64 BAD = ~0ull;
+constexpr int CHUNK = 4096, EACH = CHUNK / KEY_THREADS;
 enum { PREFILL, DECODE, ACCEPT, CORRECT, BONUS };
 
 // One lane's sampler.
@@ -39,60 +36,6 @@ __device__ __forceinline__ int width_of(const Sampler& s) {
     return s.top_k > 0 && s.top_k < TOP ? s.top_k : TOP;
 }
 
-__device__ __forceinline__ u64 key_of(float value, int id) {
-    u32 bits = __float_as_uint(value == 0.0f ? 0.0f : value);
-    if ((bits & 0x7f800000u) == 0x7f800000u) return BAD;
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return static_cast<u64>(bits) << 32 | (0xffffffffu - id);
-}
-
-__device__ __forceinline__ float value_of(u64 key) {
-    u32 bits = key >> 32;
-    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-
-__device__ __forceinline__ int id_of(u64 key) { return static_cast<int>(0xffffffffu - static_cast<u32>(key)); }
-
-__device__ u64 block_max(u64 key) {
-    __shared__ u64 best[THREADS / 32];
-    for (int m = 16; m; m /= 2) {
-        u64 other = __shfl_xor_sync(~0u, key, m);
-        key = other > key ? other : key;
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = key;
-    __syncthreads();
-    key = best[threadIdx.x % (THREADS / 32)];
-    for (int m = THREADS / 64; m; m /= 2) {
-        u64 other = __shfl_xor_sync(~0u, key, m);
-        key = other > key ? other : key;
-    }
-    return key;
-}
-
-// The `width` largest of everybody's keys, in order, to `out`; all-ones alone when one of them is.
-template <int N>
-__device__ void take_best(u64 (&keys)[N], int width, u64* out) {
-    u64 mine = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) mine = keys[i] > mine ? keys[i] : mine;
-    for (int rank = 0; rank < width; rank++) {
-        u64 best = block_max(mine);
-        if (threadIdx.x == 0) out[rank] = best;
-        if (best == BAD || best == 0) {
-            for (int r = rank + 1 + threadIdx.x; r < width; r += THREADS) out[r] = 0;
-            return;
-        }
-        if (mine != best) continue;
-        mine = 0;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (keys[i] == best) keys[i] = 0;
-            mine = keys[i] > mine ? keys[i] : mine;
-        }
-    }
-}
-
 // keys (rows, chunks, TOP).  logits rows are `stride` apart; ids below `vocab` count.  With `samplers`,
 // rows are those of `of` (lanes by sequence) and `ids` their fed tokens, null unless verifying; without,
 // the best id alone is found.  Grid (chunks, rows), 256 threads.
@@ -115,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_scan(u64* keys, const f
     u64 mine[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        int id = chunk * CHUNK + i * THREADS + threadIdx.x;
+        int id = chunk * CHUNK + i * KEY_THREADS + threadIdx.x;
         mine[i] = 0;
         if (id >= vocab) continue;
         float x = logits[id];
@@ -209,7 +152,7 @@ __device__ u64 merge(u64* best, const u64* keys, int chunks, int width) {
     u64 mine[HELD];
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
-        int at = i * THREADS + threadIdx.x;
+        int at = i * KEY_THREADS + threadIdx.x;
         mine[i] = at < chunks * width ? keys[at / width * TOP + at % width] : 0;
     }
     take_best(mine, width, best);

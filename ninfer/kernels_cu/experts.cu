@@ -1,0 +1,232 @@
+// Mixture of experts for rows that are taken one by one (decode, verification).
+//
+// experts_route norms a row and takes its best experts; experts_up multiplies it by gate and up of those
+// experts and of the shared one; experts_down multiplies the products by their down matrices and adds
+// everything up, best expert first, then the shared one, then the residual.  Weights stream through
+// the stages of experts_stage.cuh; a row meets only its own experts, so its bits depend on nothing else.
+//
+// The one thing a reader would get wrong: which weights are read is known only after the router's kernel has
+// ended, so nothing can be fetched before await_predecessor().
+#include "keys.cuh"
+#include "experts_stage.cuh"
+
+constexpr int PAIRS = 2;      // warps that share a tile of experts_up, each half of the columns
+constexpr int UP_WARPS = 8;
+constexpr int MOST = 16;      // experts of a row, at most
+
+// Experts laid at equal distances in one matrix: row r of expert e is row e * step + r.
+struct Bank {
+    Matrix rows;
+    int format, step;
+};
+
+// normed (rows, columns); experts, weights (rows, per_token), best first, NaN weights where a logit is not
+// finite; shared (rows,).  Rows of logits hold count >= per_token products of the router, rows of score one
+// of the shared gate.  Grid rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) experts_route(bf16* normed, int* experts, float* weights,
+                                                               float* shared, const float* x, const bf16* norm,
+                                                               const float* logits, int logits_stride,
+                                                               const float* score, int score_stride, int columns,
+                                                               int count, int per_token, float eps) {
+    __shared__ float sums[8];
+    __shared__ u64 best[MOST];
+    release_successor();
+    await_predecessor();
+    long long row = blockIdx.x, at = row * columns;
+    float squares = 0;
+    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+    u64 keys[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int e = i * 256 + threadIdx.x;
+        keys[i] = e < count ? key_of(logits[row * logits_stride + e], e) : 0;
+    }
+    take_best(keys, per_token, best);
+    __syncthreads();
+    squares = 0;
+    for (int w = 0; w < 8; w++) squares += sums[w];
+    float scale = rsqrtf(squares / static_cast<float>(columns) + eps);
+    for (int k = threadIdx.x; k < columns; k += 256)
+        normed[at + k] = __float2bfloat16(x[at + k] * scale * (1.0f + __bfloat162float(norm[k])));
+    if (threadIdx.x) return;
+    bool sound = best[0] != BAD;
+    float total = 0;
+    for (int j = 0; j < per_token && sound; j++) total += expf(value_of(best[j]) - value_of(best[0]));
+    for (int j = 0; j < per_token; j++) {
+        experts[row * per_token + j] = sound ? id_of(best[j]) : 0;
+        weights[row * per_token + j] =
+            sound ? expf(value_of(best[j]) - value_of(best[0])) / total : __int_as_float(0x7fffffff);
+    }
+    shared[row] = 1.0f / (1.0f + expf(-score[row * score_stride]));
+}
+
+// One row of bf16 into shared memory in the order in which codes of format F come; zero beyond `columns`.
+template <int F>
+__device__ __forceinline__ void stage_row(u8* to, const bf16* x, int columns, int reach, int thread, int threads) {
+    for (int c = thread * 8; c < reach; c += threads * 8) {
+        uint4 v = c < columns ? *reinterpret_cast<const uint4*>(x + c) : make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(to + c * 2) = in_code_order<F>(v);
+    }
+}
+
+// Start the copies of a warp's first stages.
+template <int F>
+__device__ __forceinline__ void fill(const Source<F>& source, u8* ring, int begin, int units, int columns, u64 policy) {
+    for (int s = 0; s < Layout<F>::STAGES - 1; s++) {
+        if (s < units) source.fetch(ring + s * Layout<F>::STAGE, begin + s, columns, policy);
+        copies_commit();
+    }
+}
+
+// 16 rows times the row in x, over units begin .. begin + units - 1; the ring has been filled.
+template <int F>
+__device__ __forceinline__ float4 stream(const Source<F>& source, u8* ring, const u8* x, int begin, int units,
+                                         int columns, u64 policy) {
+    using L = Layout<F>;
+    constexpr int STAGES = L::STAGES;
+    int lane = threadIdx.x % 32, slot = 0, spare = STAGES - 1;
+    float sum[4] = {};
+    const u8* mine = x + lane % 4 * L::X_PIECE + begin * L::COLUMNS * 2;
+    for (int u = 0; u < units; u++) {
+        copies_wait<STAGES - 2>();
+        __syncwarp();
+        if (u + STAGES - 1 < units) source.fetch(ring + spare * L::STAGE, begin + u + STAGES - 1, columns, policy);
+        copies_commit();
+        multiply<F>(sum, ring + slot * L::STAGE, mine + u * L::COLUMNS * 2, lane);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        spare = spare + 1 == STAGES ? 0 : spare + 1;
+    }
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+
+template <int F>
+__device__ __forceinline__ int units_of(int columns) {
+    return (columns + Layout<F>::COLUMNS - 1) / Layout<F>::COLUMNS;
+}
+
+struct Up {
+    Bank gate, up, shared_gate, shared_up;
+    const bf16* x;       // (rows, columns)
+    const int* experts;  // (rows, per_token)
+    bf16* out;           // (rows, stride): per_token * width products, then shared_width
+    int columns, per_token, width, shared_width, stride, blocks;  // blocks of routed experts
+};
+
+template <int F>
+__device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const Bank& up, int width, int tiles, int tile,
+                                       int expert, bf16* out, u8* memory) {
+    using L = Layout<F>;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = warp % PAIRS, row = tile * 8 % width;
+    int all = units_of<F>(call.columns), begin = all * span / PAIRS, units = all * (span + 1) / PAIRS - begin;
+    float4* meet = reinterpret_cast<float4*>(memory) + warp * 32;
+    u8* x = memory + UP_WARPS * 512;
+    u8* ring = x + all * L::COLUMNS * 2 + 64 + warp * L::STAGES * L::STAGE;
+    Source<F> source;
+    int a = expert * gate.step + row, b = expert * up.step + row;
+    if (tile < tiles) source.aim(gate.rows, a, up.rows, b, call.columns);
+    else units = 0;
+    u64 policy = evict_first_policy();
+    fill<F>(source, ring, begin, units, call.columns, policy);
+    stage_row<F>(x, call.x + static_cast<long long>(blockIdx.y) * call.columns, call.columns, all * L::COLUMNS,
+                 threadIdx.x, UP_WARPS * 32);
+    __syncthreads();
+    float4 sum = meet[lane] = stream<F>(source, ring, x, begin, units, call.columns, policy);
+    __syncthreads();
+    if (span || lane % 4 || tile >= tiles) return;
+    float4 other = meet[32 + lane];
+    float g = (sum.x + other.x) * row_factor<F>(gate.rows, a + lane / 4);
+    float u = (sum.z + other.z) * row_factor<F>(up.rows, b + lane / 4);
+    out[tile * 8 + lane / 4] = __float2bfloat16(g / (1.0f + __expf(-g)) * u);
+}
+
+// out = silu(gate_e x) * up_e x of each row's experts, then of the shared expert.  A tile is 8 rows of gate
+// and of up.  Grid (blocks of routed tiles + blocks of shared tiles, rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) experts_up(const __grid_constant__ Up call) {
+    extern __shared__ __align__(128) u8 memory[];
+    release_successor();
+    await_predecessor();
+    bool routed = static_cast<int>(blockIdx.x) < call.blocks;
+    int tile = (blockIdx.x - (routed ? 0 : call.blocks)) * (UP_WARPS / PAIRS) + threadIdx.x / 32 / PAIRS;
+    int width = routed ? call.width : call.shared_width, tiles = (routed ? call.per_token : 1) * width / 8;
+    int expert = routed && tile < tiles ? call.experts[blockIdx.y * call.per_token + tile * 8 / width] : 0;
+    const Bank &gate = routed ? call.gate : call.shared_gate, &up = routed ? call.up : call.shared_up;
+    bf16* out = call.out + static_cast<long long>(blockIdx.y) * call.stride + (routed ? 0 : call.per_token * call.width);
+    switch (gate.format) {
+        case BF16: return run_up<BF16>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case FP8: return run_up<FP8>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case Q8: return run_up<Q8>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case Q4: return run_up<Q4>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case Q5: return run_up<Q5>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case Q6: return run_up<Q6>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case NVFP4: return run_up<NVFP4>(call, gate, up, width, tiles, tile, expert, out, memory);
+    }
+}
+
+struct Down {
+    Bank down, shared_down;
+    const bf16* y;        // (rows, stride), as experts_up left it
+    const int* experts;   // (rows, per_token)
+    const float* weights; // (rows, per_token)
+    const float* shared;  // (rows,)
+    const float* residual;
+    float* out;           // (rows, hidden) float32, like residual
+    int hidden, per_token, width, shared_width, stride, room;  // room: bytes of a warp's share of memory
+};
+
+template <int F>
+__device__ __forceinline__ void run_down(const Down& call, const Bank& bank, int width, int expert, float weight,
+                                         float* meet, u8* memory) {
+    using L = Layout<F>;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = expert * bank.step + blockIdx.x * 16;
+    int units = units_of<F>(width);
+    u8* ring = memory + units * L::COLUMNS * 2 + 64;
+    Source<F> source;
+    source.aim(bank.rows, row, bank.rows, row + 8, width);
+    const bf16* y = call.y + static_cast<long long>(blockIdx.y) * call.stride + warp * call.width;
+    u64 policy = evict_first_policy();
+    fill<F>(source, ring, 0, units, width, policy);
+    stage_row<F>(memory, y, width, units * L::COLUMNS, lane, 32);
+    __syncwarp();
+    float4 sum = stream<F>(source, ring, memory, 0, units, width, policy);
+    if (lane % 4) return;
+    meet[lane / 4] = sum.x * row_factor<F>(bank.rows, row + lane / 4) * weight;
+    meet[8 + lane / 4] = sum.z * row_factor<F>(bank.rows, row + 8 + lane / 4) * weight;
+}
+
+// out = residual + sum over experts of weight * down_e y_e + shared gate * down y.  A warp an expert, the
+// last warp the shared one.  Grid (hidden / 16, rows), 32 * (per_token + 1) threads.
+extern "C" __global__ void __launch_bounds__(544) experts_down(const __grid_constant__ Down call) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ float meet[MOST + 1][16];
+    release_successor();
+    await_predecessor();
+    int warp = threadIdx.x / 32, at = blockIdx.y * call.per_token + warp, width = call.width, expert = 0;
+    float weight = 0;
+    const Bank* bank = &call.down;
+    if (warp < call.per_token) {
+        expert = call.experts[at];
+        weight = call.weights[at];
+    } else {
+        bank = &call.shared_down;
+        weight = call.shared[blockIdx.y];
+        width = call.shared_width;
+    }
+    u8* mine = memory + warp * call.room;
+    switch (bank->format) {
+        case BF16: run_down<BF16>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case FP8: run_down<FP8>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case Q8: run_down<Q8>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case Q4: run_down<Q4>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case Q5: run_down<Q5>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case Q6: run_down<Q6>(call, *bank, width, expert, weight, meet[warp], mine); break;
+        case NVFP4: run_down<NVFP4>(call, *bank, width, expert, weight, meet[warp], mine); break;
+    }
+    __syncthreads();
+    if (threadIdx.x >= 16) return;
+    float sum = 0;
+    for (int j = 0; j <= call.per_token; j++) sum += meet[j][threadIdx.x];
+    long long place = static_cast<long long>(blockIdx.y) * call.hidden + blockIdx.x * 16 + threadIdx.x;
+    call.out[place] = call.residual[place] + sum;
+}

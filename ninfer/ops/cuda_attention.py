@@ -1,0 +1,132 @@
+"""Launches of the attention kernels: rotary tables, cache append, attention of rows and of prompts.
+
+The one thing a reader would get wrong: the rotary table belongs to a step's positions and is made once
+for all its layers; a shifted step (MTP) has a table of its own.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.kernels_cu.pack import Library
+from ninfer.ops.cuda_state import HEAD_DIM, KV_KINDS, SPLITS, PagePool, Shape, Take, pack_sequences
+from ninfer.ops.verbs import Step
+
+WIDE_SHARED = (16 * 8 + 128) * 512  # what attend_prefill takes with eight warps
+
+
+@attrs.define(eq=False)
+class AttentionKernels:
+    """Runs attention layers on the pages of ``pool``.
+
+    frequencies   (pairs,) f64    rotary frequencies
+    axes          (pairs,) i32    position axis of each pair
+    counters      (rows, kv_heads) u32, zero
+    splits        how many splits the longest sequence can have
+    shared_limit  bytes of shared memory that a block may have
+    """
+
+    library: Library
+    take: Take
+    shape: Shape
+    pool: PagePool
+    frequencies: DeviceArray
+    axes: DeviceArray
+    counters: DeviceArray
+    splits: int = SPLITS
+    shared_limit: int = 99 << 10
+    dependent: bool = True
+    _positions: DeviceArray | None = None
+    _table: DeviceArray | None = None
+
+    def enter(self, step: Step) -> None:
+        """Make the rotary table of a step."""
+        pairs = self.axes.size
+        self._positions = step.positions
+        self._table = self.take((step.rows, pairs, 2), "f32")
+        self.library.get("rope.cu", "rope_table", KV=KV_KINDS[self.pool.kind]).launch(
+            -(-step.rows * pairs // 256),
+            256,
+            *(self._table, step.positions, self.frequencies, self.axes, step.rows, pairs),
+            dependent=self.dependent,
+        )
+
+    def leave(self) -> None:
+        """Give the table back."""
+        self._positions = self._table = None
+
+    def __call__(
+        self,
+        q: DeviceArray,
+        gate: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        norms: tuple[DeviceArray, DeviceArray],
+        layer: int,
+        step: Step,
+    ) -> DeviceArray:
+        """Append k and v, attend, gate.  -> (T, heads * HEAD_DIM) bf16."""
+        if step.positions is not self._positions:
+            raise ValueError("attend: the step was not entered by embed")
+        turned = self.take(q.shape, "bf16")
+        shape, table = self.shape, self._table
+        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
+        sequences = pack_sequences(step)
+        self.library.get("rope.cu", "rope_append", KV=KV_KINDS[self.pool.kind]).launch(
+            -(-step.rows * (shape.heads + shape.kv_heads) // 4),
+            128,
+            *(turned, q, k, v, *norms, table, self.axes.size, pool, place, sequences),
+            *(step.rows, shape.heads, shape.eps),
+            dependent=self.dependent,
+        )
+        out = self.take(q.shape, "bf16")
+        if step.kind == "prefill":
+            self._prompt(out, turned, gate, pool, place, sequences, step)
+        else:
+            self._rows(out, turned, gate, pool, place, sequences, step.rows)
+        return out
+
+    def _rows(
+        self,
+        out: DeviceArray,
+        q: DeviceArray,
+        gate: DeviceArray,
+        pool: bytes,
+        place: int,
+        sequences: bytes,
+        rows: int,
+    ) -> None:
+        shape = self.shape
+        if rows * shape.kv_heads > self.counters.size:
+            raise ValueError(f"attend: {rows} rows, counters for {self.counters.size // shape.kv_heads}")
+        partial = self.take((rows, shape.heads, self.splits, HEAD_DIM), "f32")
+        stats = self.take((rows, shape.heads, self.splits, 2), "f32")
+        self.library.get(
+            "attend_decode.cu", "attend_decode", KV=KV_KINDS[self.pool.kind], HEAD_DIM=HEAD_DIM
+        ).launch(
+            (self.splits, shape.kv_heads, rows),
+            128,
+            *(out, q, gate, gate.shape[1], pool, place, sequences, shape.heads, HEAD_DIM**-0.5),
+            *(partial, stats, self.counters),
+            dependent=self.dependent,
+        )
+
+    def _prompt(
+        self,
+        out: DeviceArray,
+        q: DeviceArray,
+        gate: DeviceArray,
+        pool: bytes,
+        place: int,
+        sequences: bytes,
+        step: Step,
+    ) -> None:
+        warps = 8 if self.shared_limit >= WIDE_SHARED else 4
+        heads = self.shape.heads
+        self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps).launch(
+            (heads, -(-step.rows // (16 * warps))),
+            32 * warps,
+            *(out, q, gate, gate.shape[1], pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
+            shared=(16 * warps + 128) * 512,
+        )

@@ -1,0 +1,201 @@
+"""Launches of the expert kernels, and how stacked experts lie in memory.
+
+Rows of decode and verification meet their experts one by one; prompts are grouped by expert.  The one
+thing a reader would get wrong: ``add`` runs gate and up too, since only there are the shared expert's
+weights known; ``Pending`` is all that ``experts_swiglu`` returns.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import attrs
+
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.kernels_cu.pack import Library
+from ninfer.ops.cuda_state import Shape, Take
+from ninfer.ops.linear import Ending, Rows
+from ninfer.ops.products import Products, joined, matrix_bytes
+from ninfer.ops.stored import CODES, StoredMatrix
+from ninfer.ops.verbs import Routing
+
+MOST = 16  # experts of a row, at most
+UP_WARPS, PAIRS = 8, 2
+# format -> columns of a stage, bytes of a stage, stages of a ring; Layout of experts_stage.cuh
+_STAGES = {
+    0: (32, 1024, 5),
+    1: (64, 1024, 5),
+    2: (64, 1088, 5),
+    3: (128, 1088, 5),
+    4: (128, 1344, 4),
+    5: (128, 1600, 3),
+    6: (128, 1152, 5),
+}
+
+
+@attrs.frozen(eq=False)
+class Bank:
+    """Experts of one stacked weight: row r of expert e is row ``e * step + r`` of ``rows``.
+
+    width  rows of one expert
+    """
+
+    rows: StoredMatrix
+    step: int
+    width: int
+
+    def pack(self) -> bytes:
+        """The ``Bank`` struct of experts.cu."""
+        return matrix_bytes(self.rows) + struct.pack("ii", CODES[self.rows.format], self.step)
+
+
+def bank_of(experts: Sequence[StoredMatrix]) -> Bank:
+    """Join matrices of equal shape that lie at equal distances in one object.  Raises ValueError."""
+    first, width = experts[0], experts[0].rows
+    step = experts[1].first - first.first if len(experts) > 1 else width
+    for number, matrix in enumerate(experts):
+        wanted = attrs.evolve(first, rows=first.rows + step * number).take(
+            step * number, step * number + width
+        )
+        places = [
+            (m.codes, m.high, m.scales, m.first, m.format, m.rows, m.columns) for m in (matrix, wanted)
+        ]
+        if places[0] != places[1]:
+            raise ValueError(f"expert {number} does not follow the others at {step} rows")
+    rows = step * (len(experts) - 1) + width
+    return Bank(attrs.evolve(first, rows=rows, nbytes=first.nbytes * len(experts)), step, width)
+
+
+def single(matrix: StoredMatrix) -> Bank:
+    """A bank of one expert."""
+    return Bank(matrix, matrix.rows, matrix.rows)
+
+
+@attrs.frozen(eq=False)
+class Pending:
+    """Gate and up of the routed experts, not yet multiplied."""
+
+    gate: Bank
+    up: Bank
+
+
+def _warp_bytes(columns: int, matrix: StoredMatrix) -> tuple[int, int]:
+    """Bytes of a staged row of ``columns``, and of one warp's ring."""
+    unit, stage, count = _STAGES[CODES[matrix.format]]
+    return -(-columns // unit) * unit * 2 + 64, count * stage
+
+
+@attrs.define(eq=False)
+class Experts:
+    """Runs mixtures of experts."""
+
+    library: Library
+    take: Take
+    shape: Shape
+    products: Products
+    dependent: bool = True
+
+    def route(
+        self,
+        x: DeviceArray,
+        norm: DeviceArray,
+        router: StoredMatrix,
+        score: StoredMatrix,
+        per_token: int,
+        wide: bool,
+    ) -> Routing:
+        """Choose experts for each row of x (T, H) float32."""
+        rows, columns = x.shape
+        if not per_token <= min(MOST, router.rows) or router.rows > 1024:
+            raise ValueError(f"route: {per_token} of {router.rows} experts")
+        logits, chance, strides = self._scores(Rows(x, norm, self.shape.eps), router, score, wide)
+        normed, shared = self.take((rows, columns), "bf16"), self.take((rows,), "f32")
+        experts, weights = self.take((rows, per_token), "i32"), self.take((rows, per_token), "f32")
+        self.library.get("experts.cu", "experts_route").launch(
+            rows,
+            256,
+            *(normed, experts, weights, shared, x, norm, logits, strides[0], chance, strides[1]),
+            *(columns, router.rows, per_token, self.shape.eps),
+            dependent=self.dependent,
+        )
+        return Routing(normed, experts, weights, shared)
+
+    def _scores(
+        self, x: Rows, router: StoredMatrix, score: StoredMatrix, wide: bool
+    ) -> tuple[DeviceArray, DeviceArray, tuple[int, int]]:
+        """Products of router and shared gate, and how far their rows are apart."""
+        rows, both = x.x.shape[0], joined(router, score)
+        if wide and both is not None:
+            out = self.take((rows, both.rows), "f32")
+            self.products(x, [both], [out], Ending.STORE_F32, wide=True)
+            chance = DeviceArray(out.ptr + 4 * router.rows, (rows, 1), "f32", out.owner)
+            return out, chance, (both.rows, both.rows)
+        logits, chance = self.take((rows, router.rows), "f32"), self.take((rows, 1), "f32")
+        self.products(x, [router, score], [logits, chance], Ending.STORE_F32, wide=wide)
+        return logits, chance, (router.rows, 1)
+
+    def add(
+        self,
+        y: Pending,
+        route: Routing,
+        down: Bank,
+        shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+        x: DeviceArray,
+        wide: bool,
+    ) -> DeviceArray:
+        """x + the routed experts + the shared expert.  -> (T, H) float32."""
+        gate, up, last = (single(matrix) for matrix in shared)
+        products = self._up(y, gate, up, route)
+        return self._down(products, down, last, route, x)
+
+    def _up(self, y: Pending, gate: Bank, up: Bank, route: Routing) -> DeviceArray:
+        rows, columns = route.normed.shape
+        per_token, width, common = route.experts.shape[1], y.gate.width, gate.width
+        if width % 8 or common % 8 or columns % 8:
+            raise ValueError(f"experts: widths {width} and {common} of {columns} columns")
+        stride = per_token * width + common
+        out = self.take((rows, stride), "bf16")
+        tiles = UP_WARPS // PAIRS
+        blocks = -(-per_token * width // 8 // tiles)
+        sizes = [_warp_bytes(columns, bank.rows) for bank in (y.gate, gate)]
+        shared = max(UP_WARPS * 512 + row + UP_WARPS * ring for row, ring in sizes)
+        call = b"".join(bank.pack() for bank in (y.gate, y.up, gate, up)) + struct.pack(
+            "QQQ6i", route.normed.ptr, route.experts.ptr, out.ptr,
+            columns, per_token, width, common, stride, blocks,
+        )  # fmt: skip
+        self.library.get("experts.cu", "experts_up").launch(
+            (blocks + -(-common // 8 // tiles), rows), 256, call, shared=shared, dependent=self.dependent
+        )
+        return out
+
+    def _down(
+        self, products: DeviceArray, down: Bank, last: Bank, route: Routing, x: DeviceArray
+    ) -> DeviceArray:
+        rows, hidden = x.shape
+        per_token = route.experts.shape[1]
+        width, common = down.rows.columns, last.rows.columns
+        if hidden % 16 or width % 8 or common % 8:
+            raise ValueError(f"experts: {hidden} rows of {width} and {common} columns")
+        out = self.take(x.shape, "f32")
+        room = max(sum(_warp_bytes(bank.rows.columns, bank.rows)) for bank in (down, last))
+        room = -(-room // 128) * 128
+        pointers = (products, route.experts, route.weights, route.shared, x, out)
+        call = b"".join(bank.pack() for bank in (down, last)) + struct.pack(
+            "6Q6i",
+            *(part.ptr for part in pointers),
+            hidden,
+            per_token,
+            width,
+            common,
+            products.shape[1],
+            room,
+        )
+        self.library.get("experts.cu", "experts_down").launch(
+            (hidden // 16, rows),
+            32 * (per_token + 1),
+            call,
+            shared=room * (per_token + 1),
+            dependent=self.dependent,
+        )
+        return out

@@ -1,0 +1,146 @@
+"""Mixture-of-experts kernels on the CPU emulator, against float32 sums over decoded weights."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ninfer.ops.cuda_experts import Bank, Experts, Pending, bank_of
+from ninfer.ops.cuda_state import Shape
+from ninfer.ops.linear import Linear
+from ninfer.ops.numpy_experts import choose
+from ninfer.ops.products import Products
+from ninfer.ops.stored import stored_matrix
+from ninfer.ops.verbs import Routing
+from tests.emulator import EmulatedLibrary, toolkit
+from tests.emulator.memory import gemm, on_device, seen, take, zeros
+from tests.kernels_cu.test_linear import weight
+
+pytestmark = pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
+BF16 = ml_dtypes.bfloat16
+
+
+def experts(order=0):
+    library = EmulatedLibrary(order)
+    linear = Linear(library, 3, 227 << 10, take, zeros((4096,), "u32"))
+    return Experts(library, take, Shape(256, 1, 1, 1, 1, 1e-6), Products(linear, gemm))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def close(got, want, tolerance=8e-3):
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_routing_takes_the_best_experts_ties_to_the_lower_id(wide):
+    rng = np.random.default_rng(1)
+    values = (rng.standard_normal((41, 256)) / 8).astype(BF16)
+    values[7] = values[21] = values[30]  # three equal experts
+    both, values = stored_matrix(on_device(values), "bf16", (41, 256)), values.astype(np.float32)
+    x = rng.standard_normal((4, 256)).astype(np.float32)
+    norm = rng.standard_normal(256).astype(BF16)
+    route = experts().route(on_device(x), on_device(norm), both.take(0, 40), both.take(40, 41), 6, wide)
+    normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * (1 + norm.astype(np.float32))
+    close(seen(route.normed).astype(np.float32), normed)
+    logits = normed @ values.T
+    want, weights = choose(logits[:, :40], 6)
+    for row in range(4):
+        gap = np.sort(logits[row, :40])[::-1]
+        if gap[5] - gap[6] > 0.05:
+            assert sorted(seen(route.experts)[row]) == sorted(want[row])
+    assert np.abs(np.sort(seen(route.weights)) - np.sort(weights)).max() < 2e-2
+    assert np.abs(seen(route.weights).sum(-1) - 1).max() < 1e-5
+    close(seen(route.shared), 1 / (1 + np.exp(-logits[:, 40])), 2e-2)
+    for row in seen(route.experts):
+        tied = [e for e in row if e in (7, 21, 30)]
+        assert tied == [7, 21, 30][: len(tied)]
+
+
+def test_a_row_that_is_not_finite_stays_so_and_reads_no_wild_expert():
+    rng = np.random.default_rng(2)
+    both, _ = weight(rng, "bf16", 17, 256)
+    x = rng.standard_normal((2, 256)).astype(np.float32)
+    x[1, 3] = np.nan
+    norm = on_device(np.zeros(256, BF16))
+    route = experts().route(on_device(x), norm, both.take(0, 16), both.take(16, 17), 4, False)
+    assert np.isfinite(seen(route.weights)[0]).all() and np.isnan(seen(route.weights)[1]).all()
+    assert ((seen(route.experts) >= 0) & (seen(route.experts) < 16)).all()
+
+
+CASES = [
+    ("q8_g32_fp16", "q8_g32_fp16", "q8_g32_fp16", "q8_g32_fp16"),
+    ("q4_g64_fp16", "q5_g64_fp16", "q8_g32_fp16", "q8_g32_fp16"),
+    ("q4_g64_fp16", "q6_g64_fp16", "fp8_e4m3fn_row_bf16", "bf16"),
+    ("bf16", "bf16", "bf16", "bf16"),
+    ("nvfp4", "nvfp4", "q4_g64_fp16", "q4_g64_fp16"),
+]
+
+
+class Mixture:
+    """Random experts, interleaved per expert as the converter lays them."""
+
+    def __init__(self, seed, forms, count=5, hidden=256, width=64, common=128, per_token=3):
+        self.rng = rng = np.random.default_rng(seed)
+        gate_up, down, shared, last = forms
+        self.width, self.per_token, self.hidden, self.count = width, per_token, hidden, count
+        rows = 2 * count * width
+        both, self.gate_up = weight(rng, gate_up, -(-rows // 128) * 128, hidden)
+        slices = [both.take(i * width, (i + 1) * width) for i in range(2 * count)]
+        self.pending = Pending(bank_of(slices[0::2]), bank_of(slices[1::2]))
+        whole, self.down = weight(rng, down, count * hidden, width)
+        self.bank = bank_of([whole.take(e * hidden, (e + 1) * hidden) for e in range(count)])
+        pair, self.shared = weight(rng, shared, 2 * common, hidden)
+        final, self.last = weight(rng, last, hidden, common)
+        self.common = (pair.take(0, common), pair.take(common, 2 * common), final)
+
+    def rows(self, count):
+        rng = self.rng
+        normed = rng.standard_normal((count, self.hidden)).astype(BF16)
+        chosen = np.argsort(rng.random((count, self.count)), axis=1)[:, : self.per_token].astype(np.int32)
+        weights = rng.random((count, self.per_token)).astype(np.float32)
+        shared, x = rng.random(count).astype(np.float32), rng.standard_normal((count, self.hidden))
+        return normed, chosen, weights, shared, x.astype(np.float32)
+
+    def want(self, normed, chosen, weights, shared, x):
+        out, common = x.astype(float), self.last.shape[1]
+        n = normed.astype(float)
+        for row, picks in enumerate(chosen):
+            for e, share in zip(picks, weights[row], strict=True):
+                at = 2 * e * self.width
+                gate, up = self.gate_up[at : at + self.width], self.gate_up[at + self.width :][: self.width]
+                y = silu(gate @ n[row]) * (up @ n[row])
+                out[row] += share * (self.down[e * self.hidden : (e + 1) * self.hidden] @ y)
+            y = silu(self.shared[:common] @ n[row]) * (self.shared[common:] @ n[row])
+            out[row] += shared[row] * (self.last @ y)
+        return out
+
+    def run(self, rows, wide=False, order=0):
+        normed, chosen, weights, shared, x = rows
+        route = Routing(*(on_device(part) for part in (normed, chosen, weights, shared)))
+        return seen(
+            experts(order).add(self.pending, route, self.bank, self.common, on_device(x), wide)
+        ).copy()
+
+
+@pytest.mark.parametrize("forms", CASES)
+def test_rows_add_up_their_experts_and_the_shared_one(forms):
+    mixture = Mixture(3, forms)
+    rows = mixture.rows(3)
+    got, want = mixture.run(rows), mixture.want(*rows)
+    close(got - rows[-1], want - rows[-1])
+    assert (mixture.run(rows, order=2) == got).all()
+    alone = tuple(part[1:2] for part in rows)
+    assert (mixture.run(alone)[0] == got[1]).all()
+
+
+def test_experts_at_uneven_distances_are_refused():
+    mixture = Mixture(4, CASES[0])
+    rows = mixture.pending.gate.rows
+    with pytest.raises(ValueError, match="does not follow"):
+        bank_of([rows.take(0, 8), rows.take(16, 24), rows.take(40, 48)])
+    assert isinstance(mixture.bank, Bank)
