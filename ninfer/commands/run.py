@@ -47,6 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer; see ``ninfer/oneshot.py``."""
+    from ninfer.runtime.threads import settle_blas_threads
+
+    settle_blas_threads()  # before NumPy is loaded
     from ninfer.oneshot import answer
 
     return answer(args)

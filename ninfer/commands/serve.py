@@ -137,6 +137,9 @@ def _operation(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; see ``ninfer/app.py``."""
+    from ninfer.runtime.threads import settle_blas_threads
+
+    settle_blas_threads()  # before NumPy is loaded
     from ninfer.lifecycle import serve
     from ninfer.startup import read_options
 
