@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ninfer.artifact import open_artifact
 from ninfer.prompt.tokens import Vocabulary, byte_alphabet
 
 SPLIT = (
@@ -85,37 +84,39 @@ def small_vocabulary() -> Vocabulary:
     return Vocabulary.load(json.dumps(tokenizer_json()).encode(), json.dumps(config_json()).encode())
 
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 MODELS = ("tiny-qwen3_5", "tiny-qwen3_5_moe")
 
 
-def vocabulary_of(model: Path) -> Vocabulary:
-    """Load the vocabulary of a checkpoint directory."""
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    return Vocabulary.load(*((model / name).read_bytes() for name in names))
+@cache
+def model_resource(model: str, role: str) -> bytes:
+    """Read a frontend file of a bundled artifact."""
+    with open_artifact(FIXTURES / f"{model}.ninfer") as artifact:
+        return artifact.resource(role)
 
 
-def golden_prompts(model: Path) -> list[dict[str, Any]]:
-    """Return golden.json's prompts, each with its ``ids``, ``positions`` and ``grids``."""
-    raw = (model / "golden.safetensors").read_bytes()
-    (length,) = struct.unpack_from("<Q", raw)
-    header = json.loads(raw[8 : 8 + length])
+@cache
+def vocabulary_of(model: str) -> Vocabulary:
+    """Load the vocabulary of a bundled artifact."""
+    roles = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    return Vocabulary.load(*(model_resource(model, role) for role in roles))
 
-    def tensor(name: str) -> NDArray[np.int32] | None:
-        if name not in header:
-            return None
-        begin, end = (8 + length + offset for offset in header[name]["data_offsets"])
-        return np.frombuffer(raw[begin:end], np.int32).reshape(header[name]["shape"])
 
-    prompts: list[dict[str, Any]] = json.loads((model / "golden.json").read_text())["prompts"]
-    for prompt in prompts:
-        key = f"{prompt['index']:02d}"
-        for name, tensor_name in (
-            ("ids", "input_ids"),
-            ("positions", "position_ids"),
-            ("grids", "grid_thw"),
-        ):
-            found = tensor(f"{key}.{tensor_name}")
-            prompt[name] = None if found is None else found.tolist()
+@cache
+def golden_prompts(model: str) -> list[dict[str, Any]]:
+    """Return a bundled artifact's golden prompts, with ``ids``, ``positions``, ``grid`` and ``answer``."""
+    prompts: list[dict[str, Any]] = json.loads((FIXTURES / f"goldens-{model}.json").read_text())["prompts"]
+    with np.load(FIXTURES / f"goldens-{model}.npz") as arrays:
+        for n, prompt in enumerate(prompts):
+            members = {
+                "ids": "input_ids",
+                "positions": "position_ids",
+                "grid": "grid",
+                "answer": "greedy_ids",
+            }
+            for name, array in members.items():
+                key = f"{n:02d}.{array}"
+                prompt[name] = arrays[key].tolist() if key in arrays else None
     return prompts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ninfer.prompt.conversation import (
@@ -62,9 +61,9 @@ def small_preparer(**changes: Any) -> Preparer:
 
 
 @cache
-def preparer_of(model: Path) -> Preparer:
-    """The preparer of a reference checkpoint."""
-    template = (model / "chat_template.jinja").read_text()
+def preparer_of(model: str) -> Preparer:
+    """The preparer of a bundled artifact."""
+    template = res.model_resource(model, "chat_template.jinja").decode()
     return Preparer(res.vocabulary_of(model), template, max_context=8192, merge=2)
 
 
@@ -75,7 +74,7 @@ def golden_talk(golden: dict[str, Any]) -> tuple[Conversation, list[MediaItem]]:
     def part(shape: dict[str, Any]) -> Part:
         if shape["type"] == "text":
             return TextPart(shape["text"])
-        (grid,) = golden["grids"]
+        grid = golden["grid"]
         seconds = tuple((4 * n + 1) / 4 for n in range(grid[0]))  # two frames a second, two a run
         items.append(MediaItem(shape["type"], tuple(grid), b"digest", seconds))
         return MediaPart(shape["type"], "", "messages[0]")

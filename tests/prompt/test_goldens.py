@@ -1,22 +1,18 @@
-"""Every prompt of the reference checkpoints: ids, rendered text, media spans and positions."""
+"""Every prompt of the bundled artifacts: ids, rendered text, media spans and positions."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from tests.prompt import resources as res
 from tests.prompt.talk import golden_talk, preparer_of, shown
 
-pytestmark = pytest.mark.shared
 GOLDENS = [(name, index) for name in res.MODELS for index in range(14)]
 
 
 @pytest.mark.parametrize(("name", "index"), GOLDENS)
-def test_the_prompt_is_the_golden_one(name: str, index: int, reference_models: Path) -> None:
-    golden = res.golden_prompts(reference_models / name)[index]
-    preparer = preparer_of(reference_models / name)
+def test_the_prompt_is_the_golden_one(name: str, index: int) -> None:
+    golden, preparer = res.golden_prompts(name)[index], preparer_of(name)
     conversation, items = golden_talk(golden)
     prompt = preparer.prepare(conversation, items)
     assert shown(preparer.vocabulary, prompt) == (golden["expanded"] or golden["rendered"])

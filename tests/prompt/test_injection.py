@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -56,10 +55,9 @@ def test_a_spelled_control_token_is_text(place: str, spelling: str) -> None:
     prove_text(SMALL, PLACES[place], spelling)
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("place", PLACES)
-def test_so_it_is_with_every_token_of_the_reference_template(place: str, reference_models: Path) -> None:
-    preparer = preparer_of(reference_models / res.MODELS[0])
+def test_so_it_is_with_every_token_of_the_reference_template(place: str) -> None:
+    preparer = preparer_of(res.MODELS[0])
     for spelling in preparer.vocabulary.seals.spellings:
         prove_text(preparer, PLACES[place], spelling)
 

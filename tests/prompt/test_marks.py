@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import attrs
 import pytest
 from hypothesis import given
@@ -254,9 +252,8 @@ def test_ends_and_control_tokens_are_frontiers(text: str, offset: int, count: in
     assert tokenise(VOCABULARY, text, [offset])[1] == [count]
 
 
-@pytest.mark.shared
-def test_the_reference_template_takes_marks_everywhere(reference_models: Path) -> None:
-    preparer = preparer_of(reference_models / res.MODELS[0])
+def test_the_reference_template_takes_marks_everywhere() -> None:
+    preparer = preparer_of(res.MODELS[0])
     calls = (attrs.evolve(call(), mark=True),)
     conversation = talk(
         turn("system", marked("be brief")),

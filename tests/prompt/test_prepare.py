@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,12 +100,9 @@ def test_a_final_assistant_turn_can_be_left_open(text: str) -> None:
     assert prompt.ids[: len(fresh.ids)] == fresh.ids
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("name", res.MODELS)
-def test_an_open_turn_of_the_reference_template_begins_like_an_answer(
-    name: str, reference_models: Path
-) -> None:
-    preparer = preparer_of(reference_models / name)
+def test_an_open_turn_of_the_reference_template_begins_like_an_answer(name: str) -> None:
+    preparer = preparer_of(name)
     fresh = preparer.prepare(talk(user("a"), enable_thinking=False))
     conversation = talk(user("a"), turn("assistant", "Well,"), continue_final=True, enable_thinking=False)
     assert preparer.prepare(conversation).ids == fresh.ids + tuple(preparer.vocabulary.encode("Well,"))

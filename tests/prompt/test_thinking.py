@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ninfer.engine.job import ThinkingPlan
@@ -29,10 +27,9 @@ def test_its_close_marker_is_the_control_token() -> None:
     assert shown == EARLY_CLOSE
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("name", res.MODELS)
-def test_it_is_encoded_as_one_string(name: str, reference_models: Path) -> None:
-    vocabulary = res.vocabulary_of(reference_models / name)
+def test_it_is_encoded_as_one_string(name: str) -> None:
+    vocabulary = res.vocabulary_of(name)
     before, after = EARLY_CLOSE.split("</think>")
     wanted = [*vocabulary.encode(before), vocabulary.special("</think>"), *vocabulary.encode(after)]
     assert list(thinking_plan(vocabulary, 1).control) == wanted

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,19 +22,17 @@ def decoded(vocabulary: Vocabulary, ids: list[int]) -> str:
     return b"".join(vocabulary.token_bytes(token, raw=True) for token in ids).decode()
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("name", res.MODELS)
-def test_every_golden_prompt_has_exactly_its_ids(name: str, reference_models: Path) -> None:
-    vocabulary = res.vocabulary_of(reference_models / name)
-    for prompt in res.golden_prompts(reference_models / name):
+def test_every_golden_prompt_has_exactly_its_ids(name: str) -> None:
+    vocabulary = res.vocabulary_of(name)
+    for prompt in res.golden_prompts(name):
         sealed = vocabulary.seals.seal(prompt["expanded"] or prompt["rendered"])
         assert vocabulary.encode_sealed(sealed) == prompt["ids"], prompt["name"]
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("name", res.MODELS)
-def test_meanings_are_read_from_the_artifact(name: str, reference_models: Path) -> None:
-    vocabulary = res.vocabulary_of(reference_models / name)
+def test_meanings_are_read_from_the_artifact(name: str) -> None:
+    vocabulary = res.vocabulary_of(name)
     assert vocabulary.stops == {4076, 4078}
     assert vocabulary.size == 4096
     assert vocabulary.special("<think>") == 4094

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -24,10 +23,9 @@ def test_the_small_template_drops_reasoning_and_knows_no_developer() -> None:
     assert traits(res.TEMPLATE) == Traits(keeps_reasoning=False, developer=False)
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("name", res.MODELS)
-def test_the_reference_templates_pass(name: str, reference_models: Path) -> None:
-    source = (reference_models / name / "chat_template.jinja").read_text()
+def test_the_reference_templates_pass(name: str) -> None:
+    source = res.model_resource(name, "chat_template.jinja").decode()
     assert traits(source) == Traits(keeps_reasoning=False, developer=True)
 
 
