@@ -215,9 +215,9 @@ class Engine:
     def _commit(self, landed: Landed) -> None:
         """Give the judge each new token in order, and publish what it sets free."""
         seq = landed.seq
-        if landed.processed is not None:
+        if landed.processed is not None and seq in self._open:
             self._publish(seq, Progress(self.clock(), landed.processed))
-        going = seq in self._open
+        going = seq in self._open  # its reader may have been found gone meanwhile
         for index, token in enumerate((*landed.control, *landed.tokens)):
             going = going and self._take(seq, token, forced=index < len(landed.control))
         if going and seq.spent:

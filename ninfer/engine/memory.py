@@ -63,6 +63,13 @@ class Memory:
                 return False
         return True
 
+    def squeeze(self, seq: Sequence, upto: int, units: list[Unit]) -> bool:
+        """Make that room by giving up even what only shares pages with ``seq``, piece by piece."""
+        while not self.space.grow(seq, upto, units):
+            if not self.retention.give_up_one(units):
+                return False
+        return True
+
     def release(self, seq: Sequence, units: list[Unit]) -> None:
         """Take back everything ``seq`` has anywhere."""
         self.cache.forget(seq)

@@ -35,6 +35,7 @@ class Snapshots:
     space: Space
     retention: Retention
     kept: dict[Sequence, Snapshot] = attrs.field(factory=dict)
+    revoked: list[Sequence] = attrs.field(factory=list)  # for the scheduler to report
 
     def save(self, seq: Sequence, units: list[Unit]) -> bool:
         """Save a resident that is being paused; False when it must replay instead."""
@@ -84,12 +85,18 @@ class Snapshots:
         self.space.host.drop(shot.blob, units)
         return True
 
-    def revoke_younger(self, seq: Sequence, units: list[Unit]) -> Sequence | None:
-        """Give up the youngest snapshot that is younger than ``seq``; return whose it was."""
-        victim = max(self.kept, key=lambda other: other.ticket, default=seq)
-        if victim.ticket <= seq.ticket:
-            return None
-        self.revoke(victim, units)
+    def revoke_younger(self, seq: Sequence, units: list[Unit], *, holding: bool = False) -> Sequence | None:
+        """Give up the youngest snapshot that is younger than ``seq``; return whose it was.
+
+        ``holding`` asks for one that also holds device pages.
+        """
+        younger = [other for other in self.kept if other.ticket > seq.ticket]
+        if holding:
+            younger = [other for other in younger if self.kept[other].held]
+        victim = max(younger, key=lambda other: other.ticket, default=None)
+        if victim is not None:
+            self.revoke(victim, units)
+            self.revoked.append(victim)
         return victim
 
     def held_by_younger(self, seq: Sequence) -> int:

@@ -94,12 +94,20 @@ class Retention:
         """Give up cached pages until ``count`` are free; False when none could be given up."""
         pages, moved = self.tree.pages, False
         while pages.free < count and pages.idle:
-            node = self.leaves.lowest(self._frees_pages) or self.leaves.lowest(self._is_free_to_go)
-            if node is None:
+            node = self.leaves.lowest(self._frees_pages)
+            if node is not None:
+                self._give_up_leaf(node, units)
+            elif not self.give_up_one(units):
                 break
             moved = True
-            self._give_up_leaf(node, units)
         return moved
+
+    def give_up_one(self, units: list[Unit]) -> bool:
+        """Give up the least valuable leaf even if its pages are in use elsewhere; False if none is left."""
+        node = self.leaves.lowest(self._is_free_to_go)
+        if node is not None:
+            self._give_up_leaf(node, units)
+        return node is not None
 
     def _is_free_to_go(self, node: Node) -> bool:
         return node not in self.pinned

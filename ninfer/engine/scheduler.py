@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from ninfer.engine import transfers
 from ninfer.engine.cache import Source
 from ninfer.engine.cuts import plan_cuts
 from ninfer.engine.cycle import Cycle, Flight, Landed, feed, processed, row
@@ -90,6 +91,9 @@ class Scheduler:
         self._restore(cycle)
         self._enter(cycle)
         self._work(cycle)
+        revoked = self.memory.snapshots.revoked
+        self.news += [News(seq, "snapshot_revoked", "replay") for seq in revoked]
+        revoked.clear()
         return cycle.flights()
 
     def _work(self, cycle: Cycle) -> None:
@@ -114,6 +118,15 @@ class Scheduler:
                 rows.append(seq)
         if rows:
             cycle.work.insert(0, self._decode(rows))
+        self._capture(cycle)
+
+    def _capture(self, cycle: Cycle) -> None:
+        """Keep what this cycle's chunk reaches; planned last, because it is submitted last."""
+        for flight in cycle.work:
+            seq = flight.rows[0]
+            if flight.role is State.PREFILLING and seq.frontier in seq.cuts:
+                kind = seq.cuts.pop(seq.frontier)
+                self.memory.cache.capture(seq, seq.history(seq.frontier), kind, cycle.after)
 
     def _feedable(self, seq: Sequence) -> bool:
         if seq.state not in FEEDING:
@@ -130,19 +143,17 @@ class Scheduler:
         """Get the pages of one unit in the order of pressure: cache, snapshots, younger residents."""
         while not self.memory.grow(seq, upto, units):
             if not (self._revoke_younger(seq, units) or self._pause_younger(seq, units)):
-                return False
+                return len(self.residents) == 1 and self.memory.squeeze(seq, upto, units)
         return True
 
     def _feed(self, seq: Sequence, upto: int, cycle: Cycle) -> None:
-        """Plan a feeding unit, move the sequence past it, and capture what it reaches."""
+        """Plan a feeding unit and move the sequence past it."""
         flight = feed(seq, upto)
         seq.frontier = upto
         seq.flying += 1
         seq.unread += isinstance(flight.unit, Prefill) and flight.unit.sample
         seq.unread += len(flight.control)
         cycle.work.append(flight)
-        if seq.state is State.PREFILLING and upto in seq.cuts:
-            self.memory.cache.capture(seq, seq.history(upto), seq.cuts.pop(upto), cycle.after)
         if seq.state is State.REPLAYING:
             if seq.frontier == seq.reached:
                 seq.move(seq.resumes_as())
@@ -245,10 +256,7 @@ class Scheduler:
     # Pause
 
     def _revoke_younger(self, seq: Sequence, units: list[Unit]) -> bool:
-        victim = self.memory.snapshots.revoke_younger(seq, units)
-        if victim is not None:
-            self.news.append(News(victim, "snapshot_revoked", "replay"))
-        return victim is not None
+        return self.memory.snapshots.revoke_younger(seq, units, holding=True) is not None
 
     def _pause_younger(self, seq: Sequence, units: list[Unit]) -> bool:
         """Pause the youngest resident that may be; not one that has only just been brought back."""
@@ -355,7 +363,7 @@ class Scheduler:
         """Account for a unit that has run; requests that have ended meanwhile get nothing."""
         if isinstance(flight.unit, HostSave):
             self.memory.space.host.landed(flight.unit.key)
-        self._count(flight)
+        self._count(flight, result.seconds)
         landed = []
         for index, seq in enumerate(flight.rows):
             tokens = result.rows[index].tokens if result.rows else ()
@@ -377,7 +385,7 @@ class Scheduler:
             seq.recovering = False
             self.news.append(News(seq, "recovery_complete", seq.route))
 
-    def _count(self, flight: Flight) -> None:
+    def _count(self, flight: Flight, seconds: float) -> None:
         if isinstance(flight.unit, Prefill):
             self._count_feed(flight, len(flight.unit.ids))
         elif isinstance(flight.unit, Decode):
@@ -385,6 +393,8 @@ class Scheduler:
             self.counters.decode_row_rounds += len(flight.rows)
             for seq in flight.rows:
                 seq.tally.decode_rounds += 1
+        else:
+            transfers.count(self.counters, flight.unit, self.memory.space.geometry, seconds)
 
     def _count_feed(self, flight: Flight, tokens: int) -> None:
         tally = flight.rows[0].tally
