@@ -73,9 +73,9 @@ __device__ __forceinline__ void stage_row(u8* to, const bf16* x, int columns, in
 
 // Start the copies of a warp's first stages.
 template <int F>
-__device__ __forceinline__ void fill(const Source<F>& source, u8* ring, int begin, int units, int columns, u64 policy) {
+__device__ __forceinline__ void fill(const Source<F>& source, u8* ring, int begin, int units, int columns) {
     for (int s = 0; s < Layout<F>::STAGES - 1; s++) {
-        if (s < units) source.fetch(ring + s * Layout<F>::STAGE, begin + s, columns, policy);
+        if (s < units) source.fetch(ring + s * Layout<F>::STAGE, begin + s, columns);
         copies_commit();
     }
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void fill(const Source<F>& source, u8* ring, int begi
 // 16 rows times the row in x, over units begin .. begin + units - 1; the ring has been filled.
 template <int F>
 __device__ __forceinline__ float4 stream(const Source<F>& source, u8* ring, const u8* x, int begin, int units,
-                                         int columns, u64 policy) {
+                                         int columns) {
     using L = Layout<F>;
     constexpr int STAGES = L::STAGES;
     int lane = threadIdx.x % 32, slot = 0, spare = STAGES - 1;
@@ -92,7 +92,7 @@ __device__ __forceinline__ float4 stream(const Source<F>& source, u8* ring, cons
     for (int u = 0; u < units; u++) {
         copies_wait<STAGES - 2>();
         __syncwarp();
-        if (u + STAGES - 1 < units) source.fetch(ring + spare * L::STAGE, begin + u + STAGES - 1, columns, policy);
+        if (u + STAGES - 1 < units) source.fetch(ring + spare * L::STAGE, begin + u + STAGES - 1, columns);
         copies_commit();
         multiply<F>(sum, ring + slot * L::STAGE, mine + u * L::COLUMNS * 2, lane);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
@@ -127,12 +127,11 @@ __device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const B
     int a = expert * gate.step + row, b = expert * up.step + row;
     if (tile < tiles) source.aim(gate.rows, a, up.rows, b, call.columns);
     else units = 0;
-    u64 policy = evict_first_policy();
-    fill<F>(source, ring, begin, units, call.columns, policy);
+    fill<F>(source, ring, begin, units, call.columns);
     stage_row<F>(x, call.x + static_cast<long long>(blockIdx.y) * call.columns, call.columns, all * L::COLUMNS,
                  threadIdx.x, UP_WARPS * 32);
     __syncthreads();
-    float4 sum = meet[lane] = stream<F>(source, ring, x, begin, units, call.columns, policy);
+    float4 sum = meet[lane] = stream<F>(source, ring, x, begin, units, call.columns);
     __syncthreads();
     if (span || lane % 4 || tile >= tiles) return;
     float4 other = meet[32 + lane];
@@ -185,11 +184,10 @@ __device__ __forceinline__ void run_down(const Down& call, const Bank& bank, int
     Source<F> source;
     source.aim(bank.rows, row, bank.rows, row + 8, width);
     const bf16* y = call.y + static_cast<long long>(blockIdx.y) * call.stride + warp * call.width;
-    u64 policy = evict_first_policy();
-    fill<F>(source, ring, 0, units, width, policy);
+    fill<F>(source, ring, 0, units, width);
     stage_row<F>(memory, y, width, units * L::COLUMNS, lane, 32);
     __syncwarp();
-    float4 sum = stream<F>(source, ring, memory, 0, units, width, policy);
+    float4 sum = stream<F>(source, ring, memory, 0, units, width);
     if (lane % 4) return;
     meet[lane / 4] = sum.x * row_factor<F>(bank.rows, row + lane / 4) * weight;
     meet[8 + lane / 4] = sum.z * row_factor<F>(bank.rows, row + 8 + lane / 4) * weight;

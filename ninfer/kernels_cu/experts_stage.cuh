@@ -53,15 +53,15 @@ struct Source {
     }
 
     // Start the copies of unit u of every row.
-    __device__ __forceinline__ void fetch(u8* stage, int u, int K, u64 policy) const {
+    __device__ __forceinline__ void fetch(u8* stage, int u, int K) const {
         int lane = threadIdx.x % 32, c = lane % 4;
         bool valid = u * 64 + c * 16 < row_bytes<F>(K);
         u8* to = stage + (c / 2 * 16 + ((lane / 4 * 2 + c % 2) ^ (c / 2 * 4))) * 16;
-        copy16_stream(to, low + u * 64, valid, policy);
-        copy16_stream(to + 512, up + u * 64, valid, policy);
+        copy16_stream(to, low + u * 64, valid);
+        copy16_stream(to + 512, up + u * 64, valid);
         if constexpr (F == Q5)
-            if (lane < 16) copy16_stream(stage + 1024 + lane * 16, high + u * 16, true, policy);
-        if constexpr (F == Q6) copy16_stream(stage + 1024 + lane * 16, high + u * 32, true, policy);
+            if (lane < 16) copy16_stream(stage + 1024 + lane * 16, high + u * 16, true);
+        if constexpr (F == Q6) copy16_stream(stage + 1024 + lane * 16, high + u * 32, true);
         if constexpr (F == NVFP4)
             copy4_async(stage + 1024 + lane * 4, scale + u * 1024, (u * 2 + lane % 2) * 64 < K);
         else if constexpr (L::SCALES > 0)

@@ -167,9 +167,8 @@ struct Producer {
     Part<F> part;
     const Matrix *low, *up;
     int low_row, up_row;
-    u64 policy;
 
-    __device__ Producer(const Call& c, Part<F> p) : call(c), part(p), policy(evict_first_policy()) {}
+    __device__ Producer(const Call& c, Part<F> p) : call(c), part(p) {}
 
     __device__ __forceinline__ void aim(const Group& group, int tile) {
         Place at = locate(call, group, tile);
@@ -189,14 +188,14 @@ struct Producer {
         bool valid = at < min(static_cast<int>(bytes), end * 64);
 #pragma unroll
         for (int row = 0; row < 16; row++)
-            copy16_stream(stage + row * CODE_ROW + lane * 16, matrix(row).codes + number(row) * bytes + at, valid, policy);
+            copy16_stream(stage + row * CODE_ROW + lane * 16, matrix(row).codes + number(row) * bytes + at, valid);
         if constexpr (L::HIGH_ROW > 0) {
             constexpr int PIECES = F == Q5 ? 8 : 16;  // of 16 bytes a row
 #pragma unroll
             for (int i = lane; i < 16 * PIECES; i += 32) {
                 int row = i / PIECES, c = i % PIECES;
                 const u8* from = matrix(row).high + number(row) * (padded(call.columns) * PIECES / 64) + first * (PIECES * 2) + c * 16;
-                copy16_stream(stage + L::HIGH + row * L::HIGH_ROW + c * 16, from, first + c * SPANS / PIECES < end, policy);
+                copy16_stream(stage + L::HIGH + row * L::HIGH_ROW + c * 16, from, first + c * SPANS / PIECES < end);
             }
         }
         if constexpr (F == NVFP4) {

@@ -126,18 +126,10 @@ __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// An L2 policy for bytes that are read once a pass: the first to go.
-__device__ __forceinline__ unsigned long long evict_first_policy() {
-    unsigned long long policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
-    return policy;
-}
-
-// copy16_async under a policy, fetching whole 128-byte lines into L2.
-__device__ __forceinline__ void copy16_stream(void* to, const void* from, bool valid, unsigned long long policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+// copy16_async that fetches whole 128-byte lines into L2.
+__device__ __forceinline__ void copy16_stream(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
                  : "memory");
 }
 

@@ -79,8 +79,7 @@ inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     };
     return one(a & 0xffff, b & 0xffff, c & 0xffff) | one(a >> 16, b >> 16, c >> 16) << 16;
 }
-inline unsigned long long evict_first_policy() { return 0; }
-inline void copy16_stream(void* to, const void* from, bool valid, unsigned long long) { copy16_async(to, from, valid); }
+inline void copy16_stream(void* to, const void* from, bool valid) { copy16_async(to, from, valid); }
 inline void copy4_async(void* to, const void* from, bool valid) {
     if (((uintptr_t)to | (uintptr_t)from) & 3) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
     emu::self->open.push_back({to, from, 4, valid ? 4 : 0});
