@@ -30,11 +30,16 @@ class Source(Protocol):
 
 @attrs.frozen(eq=False)
 class Columns:
-    """Columns ``begin .. end - 1`` of ``parent`` (K, N): one weight, transposed."""
+    """Columns ``begin .. end - 1`` of ``parent`` (K, N): one weight, transposed (``matrix``)."""
 
     parent: Floats
     begin: int
     end: int
+    matrix: Floats = attrs.field(init=False)
+
+    @matrix.default
+    def _cut(self) -> Floats:
+        return self.parent[:, self.begin : self.end]
 
 
 @attrs.frozen(eq=False)
@@ -82,20 +87,17 @@ def joined(matrices: Sequence[Floats]) -> tuple[Weight, ...]:
 
 def multiply(x: Floats, weights: Sequence[Weight]) -> tuple[Floats, ...]:
     """x (tiles, tile, K) times each weight, in one multiplication where they lie side by side."""
-    first = weights[0].data
-    if len(weights) > 1 and _adjacent(weights):
-        y = np.matmul(x, first.parent[:, first.begin : weights[-1].data.end])
-        return tuple(y[..., w.data.begin - first.begin : w.data.end - first.begin] for w in weights)
-    return tuple(np.matmul(x, w.data.parent[:, w.data.begin : w.data.end]) for w in weights)
-
-
-def _adjacent(weights: Sequence[Weight]) -> bool:
+    if len(weights) == 1:
+        return (np.matmul(x, weights[0].data.matrix),)
     parts = [weight.data for weight in weights]
-    return all(a.parent is b.parent and a.end == b.begin for a, b in pairwise(parts))
+    base = parts[0].begin
+    if not all(a.parent is b.parent and a.end == b.begin for a, b in pairwise(parts)):
+        return tuple([np.matmul(x, part.matrix) for part in parts])
+    y = np.matmul(x, parts[0].parent[:, base : parts[-1].end])
+    return tuple([y[..., part.begin - base : part.end - base] for part in parts])
 
 
 def rows_of(weight: Weight, ids: Ints) -> Floats:
     """Look up rows of a matrix.  -> (len(ids), K)."""
-    table = weight.data
-    rows: Floats = table.parent[:, table.begin : table.end].T[ids]
+    rows: Floats = weight.data.matrix.T[ids]
     return rows

@@ -162,8 +162,11 @@ def sample(logits: Floats, rows: Sequence[Sampling], numbers: Sequence[float]) -
     """Choose a token for each row of penalised logits (R, V, overwritten); -1 where one is not finite."""
     broken = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     logits[broken] = 0
-    found = distribution(logits, rows)
-    picked = choose(found.ids, found.chances, np.array(numbers, np.float32))
+    if all(row.temperature <= 0 for row in rows):
+        picked = logits.argmax(axis=1).astype(np.int32)
+    else:
+        found = distribution(logits, rows)
+        picked = choose(found.ids, found.chances, np.array(numbers, np.float32))
     picked[broken] = INVALID
     return picked
 

@@ -8,6 +8,7 @@ state of token i - 1, at that token's position), which is why a slot remembers i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import attrs
 import numpy as np
@@ -72,7 +73,7 @@ def rows_step(kind: str, rows: Sequence[Row], ids: Sequence[Sequence[int]], ahea
         sequences=len(rows),
         ids=int32(flat),
         positions=np.broadcast_to(int32(line), (3, len(line))),
-        offsets=int32([0, *np.cumsum(counts).tolist()]),
+        offsets=int32([0, *accumulate(counts)]),
         frontiers=int32(frontiers),
         tables=tables,
         slots=int32([row.slot for row in rows]),
