@@ -77,12 +77,14 @@ class TemplateOptions:
     """Template switches; None means unspecified (the template's own default decides).
 
     Effort ``none`` comes with ``enable_thinking`` False; it is kept for the request log.
+    ``effort_apart`` says that any other effort does not speak about whether to think.
     """
 
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     preserve_thinking: bool | None = None
     kwargs: Mapping[str, Json] = attrs.field(factory=dict)
+    effort_apart: bool = False
 
 
 @attrs.frozen

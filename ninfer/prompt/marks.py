@@ -4,6 +4,7 @@ The template is rendered a second time with a pin at each place.  Only if that r
 out, is the very text of the first does a pin tell the truth; a place that changes what the template
 does (it trims, it compares) has no exact frontier and is ignored.
 
+Marks are hints: a further rendering that fails or takes too long costs them, never the request.
 The one thing a reader would get wrong: offsets count characters of the sealed text without pins;
 ``frontiers`` turns them into token counts or rejects them.
 """
@@ -18,6 +19,7 @@ import attrs
 from ninfer.faults import Refused
 from ninfer.prompt.conversation import Conversation, MediaPart, Message
 from ninfer.prompt.prepared import MarkKind
+from ninfer.prompt.sandbox import Overrun
 from ninfer.prompt.seals import PINS, SEAL_RUNS, pin, pin_number
 from ninfer.prompt.variables import Pin, Pins, Place
 
@@ -73,7 +75,7 @@ def input_boundary(
             text = render(
                 attrs.evolve(conversation, messages=conversation.messages[:first], continue_final=False)
             )
-        except Refused:
+        except (Refused, Overrun):
             return None
     at = text.rfind(turn)
     return at if at >= 0 and plain.startswith(text[:at]) else None
@@ -123,7 +125,7 @@ def _attempt(
     """Return where the pinned places lie, or None when the pins changed the text."""
     try:
         pinned = render({place: Pin(pin(n), inside) for n, place in enumerate(places)})
-    except Refused:
+    except (Refused, Overrun):
         return None
     if PINS.sub("", pinned) != plain:
         return None

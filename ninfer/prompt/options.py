@@ -53,7 +53,7 @@ def resolve(asked: TemplateOptions, defaults: GenerationDefaults) -> Options:
     thinking = _agreed("enable_thinking", asked.enable_thinking, asked.kwargs)
     effort = _agreed("reasoning_effort", asked.reasoning_effort, asked.kwargs)
     preserve = _agreed("preserve_thinking", asked.preserve_thinking, asked.kwargs)
-    if effort is not None:
+    if effort is not None and (effort == "none" or not asked.effort_apart):
         if thinking is not None and thinking is (effort == "none"):
             message = f"enable_thinking {str(thinking).lower()} contradicts reasoning_effort {effort!r}"
             raise invalid(message, param="reasoning_effort", code="conflicting_template_option")

@@ -182,7 +182,12 @@ def _plain_tokenizer(body: dict[str, Any]) -> Tokenizer:
 
 def _byte_table(base: Mapping[str, int], added: Iterable[Added]) -> tuple[bytes, ...]:
     byte_of = byte_alphabet()
-    shown = {index: bytes(byte_of[char] for char in text) for text, index in base.items()}
+    shown: dict[int, bytes] = {}
+    for text, index in base.items():
+        try:
+            shown[index] = bytes([byte_of[char] for char in text])
+        except KeyError:  # a control token that the base vocabulary lists as it is spelled
+            shown[index] = text.encode()
     shown |= {token.id: b"" if token.special else token.text.encode() for token in added}
     return tuple(shown.get(index, b"") for index in range(max(shown) + 1))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ninfer.faults import Fault, Refused
 from ninfer.prompt.conversation import Conversation, ToolDef
 from ninfer.prompt.prepare import Preparer
+from ninfer.prompt.prepared import MarkKind
 from ninfer.settings import PromptBudget
 from tests.prompt import resources as res
 from tests.prompt.talk import call, preparer_of, shown, small_preparer, talk, tool, turn, user
@@ -145,6 +146,17 @@ def test_a_template_out_of_time_is_at_fault_not_the_server() -> None:
     assert preparer.prepare(talk(user("a" * 1000))).ids == ()
     found = fault(talk(user("a" * 60_000)), preparer)
     assert (found.code, "50000 s" in found.message) == ("invalid_chat_template", True)
+
+
+def test_time_spent_on_marks_costs_the_marks_alone() -> None:
+    clock = itertools.count()
+    loop = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    budget = PromptBudget(seconds=2_000.0)
+    preparer = small_preparer(template=loop, budget=budget, clock=lambda: float(next(clock)))
+    assert preparer.prepare(talk(*[user("a")] * 900)).marks
+    hurried = preparer.prepare(talk(*[user("a")] * 1_100))
+    assert len(hurried.ids) == 2_200
+    assert [mark.kind for mark in hurried.marks] == [MarkKind.INPUT]
 
 
 @pytest.mark.parametrize(

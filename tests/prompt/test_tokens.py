@@ -84,6 +84,14 @@ def test_every_byte_has_a_token() -> None:
     assert {SMALL.token_bytes(token) for token in range(256)} == {bytes([byte]) for byte in range(256)}
 
 
+def test_a_control_token_in_the_base_vocabulary_is_no_obstacle() -> None:
+    body = res.tokenizer_json()
+    body["model"]["vocab"]["<a b>"] = 999
+    loaded = Vocabulary.load(json.dumps(body).encode(), json.dumps(res.config_json()).encode())
+    assert loaded.token_bytes(999) == b"<a b>"
+    assert loaded.size == 1000
+
+
 def test_many_texts_are_encoded_independently() -> None:
     texts = ["", "hello", " world", "hello world"]
     assert SMALL.encode_many(texts) == [SMALL.encode(text) for text in texts]
