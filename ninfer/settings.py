@@ -102,6 +102,7 @@ class EngineOptions:
     draft_tokens: int = 0  # drafts a round, with ``spec``
     proposal_head: bool = False  # draft with the artifact's small head
     vision: bool = False
+    device_stop: float = 10.0  # seconds that shutdown waits for the device to finish its unit
 
 
 @attrs.frozen

@@ -77,7 +77,7 @@ async def build_device(
     ``backend`` is auto, numpy or cuda.  Raises ``StartupError``.
     """
     build = choose_backend(backend)
-    async with ThreadDevice.start(lambda: build(model, options, progress)) as device:
+    async with ThreadDevice.start(lambda: build(model, options, progress), options.device_stop) as device:
         yield device
 
 

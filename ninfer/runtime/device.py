@@ -66,8 +66,13 @@ class ThreadDevice:
 
     @classmethod
     @asynccontextmanager
-    async def start(cls, build: Callable[[], Program]) -> AsyncIterator[ThreadDevice]:
-        """Build a program on a thread of its own; the thread ends, after its units, with the context."""
+    async def start(
+        cls, build: Callable[[], Program], stop_seconds: float = 10.0
+    ) -> AsyncIterator[ThreadDevice]:
+        """Build a program on a thread of its own; the thread ends, after its units, with the context.
+
+        Leaving waits for it for ``stop_seconds`` at most; it is a daemon, so it never holds up the process.
+        """
         device, ready, ended = cls(), anyio.Event(), anyio.Event()
         wake = waker()
         thread = threading.Thread(
@@ -84,7 +89,7 @@ class ThreadDevice:
             yield device
         finally:
             device._units.put(None)
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(stop_seconds, shield=True):
                 await ended.wait()
 
     @property

@@ -87,6 +87,15 @@ async def test_an_abandoned_unit_still_runs_before_the_thread_ends() -> None:
 
 
 @on_both_loops
+async def test_leaving_does_not_wait_for_ever() -> None:
+    program = Recorded()
+    async with ThreadDevice.start(lambda: program, stop_seconds=0.01) as device:
+        device.submit(Clear(0))
+    assert program.seen == []  # it stands at its gate still
+    program.gate.set()
+
+
+@on_both_loops
 async def test_a_program_that_cannot_be_built_says_why() -> None:
     def build() -> Recorded:
         raise StartupError("no such weights")
