@@ -14,7 +14,7 @@ import attrs
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.timing import read_rate, seconds_of
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.ops.linear import Ending, Linear, Rows
+from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows
 from ninfer.ops.stored import StoredMatrix
 from ninfer.runtime.arena import RawBlock, Region, Scratch
 from ninfer.runtime.cuda_card import Card, open_card
@@ -133,12 +133,17 @@ class Chain:
         return seconds_of(card, graph.replay) / len(self.layers), graph.launches
 
 
-def report(formats: tuple[tuple[str, str], ...], batches: tuple[int, ...], budget: int = 8 << 30) -> None:
+def report(
+    formats: tuple[tuple[str, str], ...],
+    batches: tuple[int, ...],
+    modes: tuple[str, ...] = ("ph",),
+    budget: int = 8 << 30,
+) -> None:
     """Print the chain's figures at 27B shapes for each pair of formats and batch size."""
     card = open_card()
     block = RawBlock.allocate(budget + (4 << 30), "the benchmark")
     region = Region(block.ptr, block.nbytes)
-    counters = region.take((1 << 15,), "u32")
+    counters = region.take((COUNTERS,), "u32")
     card.fill(counters)
     scratch_region = region.split(2 << 30)
     scratch = Scratch(scratch_region.base, scratch_region.nbytes)
@@ -153,10 +158,9 @@ def report(formats: tuple[tuple[str, str], ...], batches: tuple[int, ...], budge
         while region.used + 2 * layers[0].nbytes < start + budget and len(layers) < 16:
             layers.append(chain_layer(weights, forms, 5120, 6144, 2048, 17408))
         for rows in batches:
-            for dependent in (True, False):
-                linear.dependent = dependent
-                for name, seconds, got, launches in Chain(linear, layers, rows, scratch).figures(card):
-                    mode = "pdl" if dependent else "seq"
-                    what = f"{forms[0]:>20} {forms[1]:>12} rows {rows:2} {mode} {name:8}"
-                    share = f"{got / 1e9:6.0f} GB/s {got / rate:5.3f}"
-                    print(f"{what} {seconds * 1e6:8.1f} us {share}  {launches} launches")
+            for mode in modes:
+                linear.dependent, linear.half = mode[0] == "p", mode[1] == "h"
+                line = f"{forms[0][:6]:>7} {forms[1][:6]:>7} rows {rows:2} {mode}"
+                for name, seconds, got, _ in Chain(linear, layers, rows, scratch).figures(card):
+                    line += f" | {name} {seconds * 1e6:6.1f} us {got / rate:5.3f}"
+                print(line)

@@ -75,31 +75,39 @@ __device__ __forceinline__ void store(const float4 (&total)[NT], const Call& cal
     }
 }
 
-// Fill the team's ring with all its tiles.
+// Fill the team's ring: its first tile by number, then whichever is next, asked for one tile ahead.
 template <int F>
-__device__ __forceinline__ void produce(const Call& call, const Group& group, Part<F> part, u8* ring, Control& control, int team, int first, int step) {
+__device__ __forceinline__ void produce(const Call& call, const Group& group, Part<F> part, u8* ring, Control& control, int team, int tile, int teams, u32* claims) {
     Producer<F> producer(call, part);
-    int slot = 0, parity = 1, steps = part.steps(), stages = call.stages;
-    for (int tile = first; tile < group.tiles; tile += step) {
-        producer.aim(group, tile);
-        for (int s = 0; s < steps; s++) {
+    int lane = threadIdx.x % 32, slot = 0, parity = 1, steps = part.steps(), stages = call.stages;
+    for (bool more = true; more;) {
+        more = tile < group.tiles;
+        u32 next = 0;
+        if (more) {
+            producer.aim(group, tile);
+            if (lane == 0) next = atomicAdd(claims, 1u);
+        }
+        for (int s = 0; s < (more ? steps : 1); s++) {
             phase_wait(&control.empty[team][slot], parity);
-            producer.fill(ring + slot * Layout<F>::STAGE, s);
+            if (lane == 0) control.tile[team][slot] = tile;
+            __syncwarp();
+            if (more) producer.fill(ring + slot * Layout<F>::STAGE, s);
             phase_arrive_after_copies(&control.full[team][slot]);
             if (++slot == stages) slot = 0, parity ^= 1;
         }
+        tile = teams + __shfl_sync(~0u, next, 0);
     }
+    if (lane == 0 && atomicAdd(claims + 1, 1u) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
     await_predecessor();
 }
 
 // All tiles of one team, for weights of one format.
 template <int F, int NT>
-__device__ __forceinline__ void run(const Call& call, const Group& group, u8* shared, Control& control) {
+__device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
     int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.parts;
-    int width = group.blocks / call.parts, first = block / call.parts + width * team, step = 2 * width;
     Part<F> part(call, number);
     int stages = call.stages, steps = part.steps(), units = part.units;
 
@@ -107,7 +115,11 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u8* sh
     u8* ring = shared + TEAMS * 2 * SPANS * NT * 512 + team * stages * L::STAGE;
     float* starts = reinterpret_cast<float*>(shared + TEAMS * 2 * SPANS * NT * 512 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? part.columns() / 64 * NT * 32 : 0);
-    if (!worker) return produce<F>(call, group, part, ring, control, team, first, step);
+    if (!worker) {
+        int width = group.blocks / call.parts;
+        produce<F>(call, group, part, ring, control, team, block / call.parts + width * team, 2 * width, claims + number * 2);
+        return;
+    }
     await_predecessor();
     stage_rows<F>(call, control, x, starts, 8 * NT, part.begin * L::COLUMNS, part.columns());
 
@@ -115,10 +127,13 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u8* sh
 #pragma unroll
     for (int t = 0; t < NT; t++)
         mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * L::x_stride(part.columns()) + lane % 4 * L::X_PIECE;
-    int slot = 0, parity = 0, round = 0;
+    int slot = 0, parity = 0;
     u32 nibbles = call.nibbles;
-    for (int tile = first; tile < group.tiles; tile += step, round++) {
+    for (int round = 0;; round++) {
         float sum[NT][4] = {};
+        phase_wait(&control.full[team][slot], parity);
+        int tile = control.tile[team][slot];
+        if (tile >= group.tiles) return;
         for (int unit = span; unit < steps * SPANS; unit += SPANS) {
             phase_wait(&control.full[team][slot], parity);
             if (unit < units)
@@ -166,14 +181,15 @@ extern "C" __global__ void __launch_bounds__(576, 3 - TILES) linear(const __grid
     int g = 0;
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
+    u32* claims = call.claims + g * MAX_PARTS * 2;
     switch (group.format) {
-        case BF16: return run<BF16, TILES>(call, group, shared, control);
-        case FP8: return run<FP8, TILES>(call, group, shared, control);
-        case Q8: return run<Q8, TILES>(call, group, shared, control);
-        case Q4: return run<Q4, TILES>(call, group, shared, control);
-        case Q5: return run<Q5, TILES>(call, group, shared, control);
-        case Q6: return run<Q6, TILES>(call, group, shared, control);
-        case NVFP4: return run<NVFP4, TILES>(call, group, shared, control);
+        case BF16: return run<BF16, TILES>(call, group, claims, shared, control);
+        case FP8: return run<FP8, TILES>(call, group, claims, shared, control);
+        case Q8: return run<Q8, TILES>(call, group, claims, shared, control);
+        case Q4: return run<Q4, TILES>(call, group, claims, shared, control);
+        case Q5: return run<Q5, TILES>(call, group, claims, shared, control);
+        case Q6: return run<Q6, TILES>(call, group, claims, shared, control);
+        case NVFP4: return run<NVFP4, TILES>(call, group, claims, shared, control);
     }
 }
 

@@ -28,15 +28,17 @@ struct Call {
     const float* residual;  // (rows, stride) of ADD_RESIDUAL
     float4* partial;        // (tiles, parts, TILES, 32) when columns are split over blocks
     u32* counters;          // (tiles,), zero between launches
+    u32* claims;            // two for each group and part, zero between launches
     int rows, columns, parts, beginning, ending;
     float eps;
     u32 nibbles;  // 0x000f000f, in a register because an instruction has room for one immediate
     u32 stages;
 };
 
-constexpr int MAX_STAGES = 8;
+constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
 struct Control {
     u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], gathered[TEAMS][2];
+    int tile[TEAMS][MAX_STAGES];  // what a stage belongs to; group.tiles or more: there are no more
     float scale[16];
     float squares[16][16];
 };

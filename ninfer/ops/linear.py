@@ -25,7 +25,10 @@ MAX_PART = 5376  # columns a block holds of each row of x
 MAX_ROWS = 16
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
 THREADS, WORKERS, SPANS, TEAMS = 576, 512, 8, 2
-MAX_GROUPS, MAX_MATRICES = 4, 8
+MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
+CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
+LAUNCHES = 64  # launches whose claims are kept apart: more than can be under way at once
+COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zero at first
 STATIC_SHARED = 2048
 NIBBLES = 0x000F000F
 MIN_STAGES, MAX_STAGES = 2, 8
@@ -53,7 +56,7 @@ LAYOUTS = {
 }
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("6Q5if2I")
+_TAIL = struct.Struct("7Q5if2I")
 
 
 class Ending(enum.IntEnum):
@@ -106,9 +109,9 @@ def shared_bytes(rows: int, columns: int, form: int, stages: int) -> int:
     return meeting + TEAMS * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
 
 
-def stages_of(rows: int, columns: int, forms: Sequence[int], limit: int) -> int:
+def stages_of(rows: int, columns: int, forms: Sequence[int], limit: int, half: bool = True) -> int:
     """How deep the rings are: as deep as half a multiprocessor allows, or all of it; 0 if nothing fits."""
-    for room in (min(HALF, limit), limit):
+    for room in (min(HALF, limit), limit) if half else (limit,):
         for stages in range(MAX_STAGES, 3 if room < limit else MIN_STAGES - 1, -1):
             if all(shared_bytes(rows, columns, form, stages) + STATIC_SHARED <= room for form in forms):
                 return stages
@@ -165,7 +168,7 @@ class Linear:
     blocks        multiprocessors of the card
     shared_limit  bytes of shared memory that a block may have
     take          lends scratch of the pass
-    counters      u32, zero; one for each tile whose columns are split
+    counters      ``COUNTERS`` words u32, zero: claims of the launches, arrivals of split tiles
     """
 
     library: Library
@@ -174,6 +177,8 @@ class Linear:
     take: Take
     counters: DeviceArray
     dependent: bool = True
+    half: bool = True
+    _launched: int = 0
 
     def __call__(
         self,
@@ -253,11 +258,12 @@ class Linear:
     ) -> None:
         total, columns = rows.x.shape
         parts = parts_of(columns)
+        self._launched += 1
         groups = group_by_format(matrices, ending)
         weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
         groups = share_blocks(groups, weight, self.blocks, parts)
         tiles = 1 if total <= 8 else 2
-        stages = stages_of(total, columns, [group.format for group in groups], self.shared_limit)
+        stages = stages_of(total, columns, [group.format for group in groups], self.shared_limit, self.half)
         partial = self._partial(sum(group.tiles for group in groups), parts, tiles)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
             rows.x.ptr,
@@ -265,7 +271,8 @@ class Linear:
             scale.ptr if scale else 0,
             residual.ptr if residual else 0,
             partial.ptr if partial else 0,
-            self.counters.ptr,
+            self.counters.ptr + 4 * LAUNCHES * CLAIMS,
+            self.counters.ptr + 4 * CLAIMS * (self._launched % LAUNCHES),
             total,
             columns,
             parts,
@@ -286,7 +293,7 @@ class Linear:
     def _partial(self, tiles: int, parts: int, width: int) -> DeviceArray | None:
         if parts == 1:
             return None
-        if tiles > self.counters.size:
+        if tiles > self.counters.size - LAUNCHES * CLAIMS or parts > MAX_PARTS:
             raise ValueError(f"linear: {tiles} split tiles, counters for {self.counters.size}")
         return self.take((tiles * parts * width * 128,), "f32")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
-from ninfer.ops.linear import Linear
+from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.products import Products
 from ninfer.runtime.arena import RawBlock, Region, Scratch
 from ninfer.runtime.cuda_card import Card, open_card
@@ -55,7 +55,7 @@ def bench() -> Bench:
     nbytes = 24 << 30
     block = RawBlock.allocate(nbytes, "tests")
     region = Region(block.ptr, nbytes)
-    counters = region.take((1 << 15,), "u32")
+    counters = region.take((COUNTERS,), "u32")
     card.fill(counters)
     gemm = CublasLt(region.take((WORKSPACE_BYTES,), "u8"), card.stream.ptr)
     rest = region.split(nbytes - region.used - 256)

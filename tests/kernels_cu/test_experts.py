@@ -8,7 +8,7 @@ import pytest
 
 from ninfer.ops.cuda_experts import Bank, Experts, Pending, bank_of
 from ninfer.ops.cuda_state import Shape
-from ninfer.ops.linear import Linear
+from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.numpy_experts import choose
 from ninfer.ops.products import Products
 from ninfer.ops.stored import stored_matrix
@@ -23,7 +23,7 @@ BF16 = ml_dtypes.bfloat16
 
 def experts(order=0):
     library = EmulatedLibrary(order)
-    linear = Linear(library, 3, 227 << 10, take, zeros((4096,), "u32"))
+    linear = Linear(library, 3, 227 << 10, take, zeros((COUNTERS,), "u32"))
     return Experts(library, take, Shape(256, 1, 1, 1, 1, 1e-6), Products(linear, gemm))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.ops.linear import Ending, Linear, Rows
+from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit
 
@@ -46,7 +46,7 @@ def weight(rng, form, rows, columns):
 
 
 def linear(order=0, blocks=3):
-    counters = np.zeros(4096, np.uint32)
+    counters = np.zeros(COUNTERS, np.uint32)
     return Linear(EmulatedLibrary(order), blocks, 227 << 10, take, on_device(counters))
 
 
