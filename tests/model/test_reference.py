@@ -186,3 +186,15 @@ class Watched:
         """Route and remember."""
         self.seen.append(self.verbs.norm_route(*args))
         return self.seen[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kv", "bound"), [("int8", 8e-3), ("fp8", 5e-2), ("nvfp4", 0.1), ("k8v4", 0.1)])
+def test_smaller_caches_move_logits_by_their_share(
+    reference: Path, build: Build, kv: str, bound: float
+) -> None:
+    program = build(kv_dtype=kv)
+    for name in ("chat", "json", "tool_result"):
+        golden = text_goldens(reference)[name]
+        start(program, Request(golden.ids))
+        assert bound / 50 < relative(logits_of(program), golden.last_logits) < bound, name
