@@ -70,9 +70,11 @@ def samples(stats: Statistics, identity: Identity, ready: bool) -> Iterator[Samp
     for name, attribute, text in _GAUGES:
         yield Sample(name, text, getattr(stats, attribute))
     yield from _pools(stats)
+    yield from _host_memory(stats)
     for name, attribute, text in _COUNTERS:
         yield Sample(name, text, getattr(stats.counters, attribute), counter=True)
     yield from _host_work(stats.counters)
+    yield from _transfers(stats.counters)
 
 
 def _pools(stats: Statistics) -> Iterator[Sample]:
@@ -85,6 +87,27 @@ def _pools(stats: Statistics) -> Iterator[Sample]:
             f"{name}_used_{unit}", f"{text} in use, retained ones included.", pool.total - pool.free
         )
         yield Sample(f"{name}_capacity_{unit}", f"{text} in all.", pool.total)
+
+
+def _host_memory(stats: Statistics) -> Iterator[Sample]:
+    host = stats.host
+    yield Sample("host_context_used_bytes", "Host context bytes in use, reserved ones included.", host.used)
+    yield Sample("host_context_reserved_bytes", "Of these, bytes of copies in flight.", host.reserved)
+    yield Sample("host_context_capacity_bytes", "Host context bytes in all.", host.capacity)
+    yield Sample("host_context_peak_bytes", "Most host context bytes ever in use.", host.peak)
+    yield Sample("host_state_images", "StateImages in host memory.", host.images)
+    yield Sample("host_kv_used_bytes", "Host context bytes that hold KV.", host.kv)
+
+
+def _transfers(counters: Counters) -> Iterator[Sample]:
+    for resource in ("state", "main_kv", "backend_kv"):
+        for direction in ("d2h", "h2d", "d2d"):
+            labels = (("resource", resource), ("direction", direction))
+            key = (resource, direction)
+            moved = counters.transfer_bytes.get(key, 0)
+            spent = counters.transfer_seconds.get(key, 0.0)
+            yield Sample("context_transfer_bytes", "Context bytes copied.", moved, True, labels)
+            yield Sample("context_transfer_seconds", "Time of context copies.", spent, True, labels)
 
 
 def _host_work(counters: Counters) -> Iterator[Sample]:

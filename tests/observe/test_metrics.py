@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from ninfer.engine.host import HostStatistics
 from ninfer.engine.pages import PoolStatistics
 from ninfer.engine.stats import Counters, Statistics
 from ninfer.observe.metrics import BUCKETS, Histogram, Metrics, exposition
@@ -28,6 +29,8 @@ def snapshot(**counters: float) -> Statistics:
         materializing=0,
         pages=PoolStatistics(10, 4, 1, 5),
         slots=PoolStatistics(4, 2, 0, 2),
+        host=HostStatistics(capacity=100, used=60, reserved=10, peak=70, images=2, kv=20),
+        checkpoints=3,
         seats_taken=3,
         seats_capacity=18,
         counters=attrs.evolve(Counters(), **counters),
@@ -49,6 +52,8 @@ def test_a_strict_parser_reads_every_sample_back() -> None:
     assert found["ninfer_engine_ready"][()] == 1
     assert found["ninfer_prompt_tokens_total"][()] == 7
     assert found["ninfer_device_kv_used_pages"][()] == 6
+    assert found["ninfer_host_context_used_bytes"][()] == 60
+    assert len(found["ninfer_context_transfer_bytes_total"]) == 9
     assert found["ninfer_requests_total"][(("outcome", "completed"),)] == 1
     labels = (("model_name", IDENTITY.model), ("speculative_backend", "none"))
     assert found["ninfer_model_info"][labels] == 1
