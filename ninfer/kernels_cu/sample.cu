@@ -242,8 +242,22 @@ extern "C" __global__ void __launch_bounds__(128) sample_feed(int* ids, const in
     if (i < count) ids[i] = forced[i] >= 0 ? forced[i] : max(pending[lane_of[i]], 0);
 }
 
-// Begin a lane's counts anew from `count` generated ids.  Grid over max(vocab, count), 256 threads, twice:
-// `add` 0 clears, 1 adds.
+// Proposals by depth, each for the first of the sequences.
+struct Proposals {
+    const int* tokens[16];
+};
+
+// ids of a verification: each sequence's fed token, then its proposals.  One block a sequence.
+extern "C" __global__ void __launch_bounds__(32) sample_line(int* ids, const int* fed, Proposals proposals,
+                                                            const int* offsets) {
+    release_successor();
+    await_predecessor();
+    int s = blockIdx.x, at = offsets[s] + threadIdx.x;
+    if (at < offsets[s + 1]) ids[at] = threadIdx.x ? proposals.tokens[threadIdx.x - 1][s] : fed[s];
+}
+
+// Clear a lane's counts (`add` 0, grid over vocab) or add `count` generated ids (`add` 1, grid over count).
+// 256 threads.
 extern "C" __global__ void __launch_bounds__(256) sample_recount(int* counts, const int* generated, int count,
                                                                 int vocab, int add) {
     release_successor();

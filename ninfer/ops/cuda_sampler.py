@@ -8,6 +8,7 @@ token is published at once (it becomes the lane's pending token and is counted);
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import attrs
 
@@ -19,6 +20,7 @@ from ninfer.ops.verbs import Step
 TOP, CHUNK = 20, 4096
 MAX_CHUNKS = 8 * 256 // TOP
 SAMPLER_BYTES = 32
+MAX_DRAFTS = 16
 NOBODY = struct.pack("QQQQii", 0, 0, 0, 0, 0, 0)
 
 
@@ -152,13 +154,29 @@ class Sampler:
         count = lanes.shape[0]
         self._launch("sample_feed", -(-count // 128), 128, ids, forced, lanes, self.memory.pending, count)
 
-    def recount(self, lane: int, generated: DeviceArray) -> None:
-        """Begin a lane's counts anew from generated ids (n,) i32."""
-        counts = self.memory.counts.rows(lane, lane + 1)
-        count, vocab = generated.shape[0], self.memory.vocab
-        blocks = -(-max(count, vocab) // 256)
-        for add in (0, 1):
-            self._launch("sample_recount", blocks, 256, counts, generated, count, vocab, add)
+    def line(
+        self, ids: DeviceArray, fed: DeviceArray, proposals: Sequence[DeviceArray], step: Step
+    ) -> None:
+        """Lay each sequence's fed token and its proposals end to end into ids (T,).
+
+        ``proposals[d]`` holds the proposals of depth d for the first of the sequences.
+        """
+        if len(proposals) > MAX_DRAFTS:
+            raise ValueError(f"{len(proposals)} drafts are more than {MAX_DRAFTS}")
+        pointers = [part.ptr for part in proposals] + [0] * (MAX_DRAFTS - len(proposals))
+        packed = struct.pack(f"{MAX_DRAFTS}Q", *pointers)
+        self._launch("sample_line", step.sequences, 32, ids, fed, packed, step.offsets)
+
+    def clear_counts(self, lane: int) -> None:
+        """Forget what a lane has generated."""
+        counts, vocab = self.memory.counts.rows(lane, lane + 1), self.memory.vocab
+        self._launch("sample_recount", -(-vocab // 256), 256, counts, counts, 0, vocab, 0)
+
+    def add_counts(self, lane: int, generated: DeviceArray) -> None:
+        """Count generated ids (n,) i32 of a lane."""
+        counts, vocab = self.memory.counts.rows(lane, lane + 1), self.memory.vocab
+        count = generated.shape[0]
+        self._launch("sample_recount", -(-count // 256), 256, counts, generated, count, vocab, 1)
 
     def best(self, logits: DeviceArray, ids: DeviceArray | None) -> DeviceArray:
         """Argmax of each row, ties to the lower index, mapped through ``ids``.  -> (T,) i32."""

@@ -1,0 +1,211 @@
+"""Copies between host and device that never stop the device: pinned staging, results, saved memory.
+
+Owns the pinned memory of the CUDA backend.  Everything goes to the one stream, so copies and kernels run
+in the order of submission.  ``Transfers`` is what the program asks for; tests give it host memory.
+
+The one thing a reader would get wrong: staging is a ring, and a copy reads it later; ``send`` therefore
+waits when it would overtake copies that have not run yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.faults import Broken
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.runtime.arena import Scratch, aligned
+
+Bytes = NDArray[np.uint8]
+SLAB_BYTES = 256 << 20  # pinned at a time
+
+
+class Mark(Protocol):
+    """A point in the stream."""
+
+    def wait(self) -> None:
+        """Wait until the device has passed it; raises what the device raised."""
+
+
+class Transfers(Protocol):
+    """Memory traffic of one stream, in submission order."""
+
+    def send(self, target: DeviceArray, values: NDArray[Any]) -> None:
+        """Copy host values into the first bytes of an array; they may change as soon as this returns."""
+
+    def fetch(self, source: DeviceArray) -> tuple[NDArray[Any], Mark]:
+        """Begin copying int32 results out; the array is valid after the mark, until seven fetches later."""
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Copy between arrays of equal size."""
+
+    def fill(self, array: DeviceArray, byte: int = 0) -> None:
+        """Set every byte."""
+
+    def save(self, arrays: Sequence[DeviceArray]) -> Bytes:
+        """Begin copying arrays, end to end, into host memory that is the caller's until ``drop``."""
+
+    def load(self, array: DeviceArray, saved: Bytes, at: int) -> None:
+        """Copy the saved bytes from ``at`` on back into an array."""
+
+    def drop(self, saved: Bytes) -> None:
+        """Give host memory back, once the copies that read it have run."""
+
+    def mark(self) -> Mark:
+        """Mark this point of the stream."""
+
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        """Device time between two marks that have been passed."""
+
+
+@attrs.frozen(eq=False)
+class CupyMark:
+    """An event."""
+
+    event: Any
+
+    def wait(self) -> None:
+        """Wait for it; the GIL is released."""
+        self.event.synchronize()
+
+
+@attrs.define(eq=False)
+class CupyTransfers:
+    """Transfers through CuPy on ``stream``.  Make it on the device's thread."""
+
+    stream: Any
+    staging_bytes: int = 16 << 20
+    result_numbers: int = 4096
+    _ring: Any = None
+    _at: int = 0
+    _open: deque[tuple[int, int, CupyMark]] = attrs.field(factory=deque)  # begin, end, passed
+    _results: list[Any] = attrs.field(factory=list)
+    _turn: int = 0
+    _slabs: list[tuple[Any, Scratch]] = attrs.field(factory=list)
+    _lent: dict[int, DeviceArray] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._ring = self._pinned(self.staging_bytes)
+        self._results = [self._pinned(self.result_numbers * 4) for _ in range(8)]
+
+    def _pinned(self, nbytes: int) -> Any:
+        import cupy
+
+        return cupy.cuda.PinnedMemory(nbytes)
+
+    def mark(self) -> CupyMark:
+        """Mark this point of the stream."""
+        import cupy
+
+        event = cupy.cuda.Event()
+        event.record(self.stream)
+        return CupyMark(event)
+
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        """Device time between two marks that have been passed."""
+        import cupy
+
+        assert isinstance(begin, CupyMark) and isinstance(end, CupyMark)
+        return float(cupy.cuda.get_elapsed_time(begin.event, end.event)) / 1e3
+
+    def _place(self, nbytes: int) -> int:
+        """Find room in the ring, waiting for copies that still read it."""
+        need = -(-nbytes // 256) * 256
+        if need > self.staging_bytes:
+            raise ValueError(f"{nbytes} bytes do not fit the staging ring")
+        begin = self._at if self._at + need <= self.staging_bytes else 0
+        while self._open and self._open[0][0] < begin + need and begin < self._open[0][1]:
+            self._open.popleft()[2].wait()
+        self._at = begin + need
+        return begin
+
+    def send(self, target: DeviceArray, values: NDArray[Any]) -> None:
+        """Copy host values into the first bytes of an array."""
+        from cupy.cuda import runtime
+
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        if not raw.nbytes:
+            return
+        if raw.nbytes > target.nbytes:
+            raise ValueError(f"{raw.nbytes} bytes into {target.nbytes}")
+        begin = self._place(raw.nbytes)
+        host_view(self._ring.ptr + begin, raw.nbytes)[:] = raw
+        runtime.memcpyAsync(target.ptr, self._ring.ptr + begin, raw.nbytes, 1, self.stream.ptr)
+        self._open.append((begin, begin + raw.nbytes, self.mark()))
+        while len(self._open) > 64:
+            self._open.popleft()[2].wait()
+
+    def fetch(self, source: DeviceArray) -> tuple[NDArray[Any], Mark]:
+        """Begin copying int32 results out."""
+        from cupy.cuda import runtime
+
+        if source.size > self.result_numbers or source.kind != "i32":
+            raise ValueError(f"results of {source.shape} {source.kind}")
+        place = self._results[self._turn]
+        self._turn = (self._turn + 1) % len(self._results)
+        runtime.memcpyAsync(place.ptr, source.ptr, source.nbytes, 2, self.stream.ptr)
+        return host_view(place.ptr, source.nbytes).view(np.int32).reshape(source.shape), self.mark()
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Copy between arrays of equal size."""
+        from cupy.cuda import runtime
+
+        if target.nbytes != source.nbytes:
+            raise ValueError(f"{source.nbytes} bytes into {target.nbytes}")
+        runtime.memcpyAsync(target.ptr, source.ptr, source.nbytes, 3, self.stream.ptr)
+
+    def fill(self, array: DeviceArray, byte: int = 0) -> None:
+        """Set every byte."""
+        from cupy.cuda import runtime
+
+        if array.nbytes:
+            runtime.memsetAsync(array.ptr, byte, array.nbytes, self.stream.ptr)
+
+    def save(self, arrays: Sequence[DeviceArray]) -> Bytes:
+        """Begin copying arrays, end to end, into pinned memory."""
+        from cupy.cuda import runtime
+
+        total = sum(array.nbytes for array in arrays)
+        place = self._host_room(total)
+        at = place.ptr
+        for array in arrays:
+            runtime.memcpyAsync(at, array.ptr, array.nbytes, 2, self.stream.ptr)
+            at += array.nbytes
+        self._lent[place.ptr] = place
+        return host_view(place.ptr, total)
+
+    def _host_room(self, nbytes: int) -> DeviceArray:
+        """Take pinned memory from the first slab with room; slabs are never given back."""
+        for _, slab in self._slabs:
+            if slab.nbytes - slab.lent >= nbytes:
+                try:
+                    return slab.take((nbytes,), "u8")
+                except Broken:
+                    continue  # enough in all, but not in one piece
+        memory = self._pinned(max(SLAB_BYTES, aligned(nbytes)))
+        self._slabs.append((memory, Scratch(memory.ptr, max(SLAB_BYTES, aligned(nbytes)))))
+        return self._slabs[-1][1].take((nbytes,), "u8")
+
+    def load(self, array: DeviceArray, saved: Bytes, at: int) -> None:
+        """Copy the saved bytes from ``at`` on back into an array."""
+        from cupy.cuda import runtime
+
+        if at + array.nbytes > saved.nbytes:
+            raise ValueError(f"{array.nbytes} bytes at {at} of {saved.nbytes} saved")
+        runtime.memcpyAsync(array.ptr, saved.ctypes.data + at, array.nbytes, 1, self.stream.ptr)
+
+    def drop(self, saved: Bytes) -> None:
+        """Give the memory back; the order of the stream protects copies that are still to run."""
+        del self._lent[saved.ctypes.data]
+
+
+def host_view(ptr: int, nbytes: int) -> Bytes:
+    """See pinned memory as bytes; whoever owns it must keep it alive."""
+    raw: Any = (ctypes.c_uint8 * nbytes).from_address(ptr)
+    return np.frombuffer(raw, np.uint8)
