@@ -47,7 +47,7 @@ class _Config(ctypes.Structure):
 
 
 PROGRAMMATIC_SERIALIZATION = 6
-MAX_DYNAMIC_SHARED = 8
+MAX_DYNAMIC_SHARED, SHARED_CARVEOUT = 8, 9
 
 
 class Driver(Protocol):
@@ -101,6 +101,9 @@ class CudaDriver:
         found = ctypes.c_void_p()
         code = self._lib.cuModuleGetFunction(ctypes.byref(found), module, name.encode())
         self.check(f"cuModuleGetFunction {name}", code)
+        # One split of L1 and shared memory for all: a multiprocessor must be empty to change it, and
+        # until then a dependent launch would crowd onto those that already are.
+        self.check("cuFuncSetAttribute", self._lib.cuFuncSetAttribute(found, SHARED_CARVEOUT, 100))
         return found
 
     def allow_shared(self, function: ctypes.c_void_p, nbytes: int) -> None:

@@ -75,29 +75,33 @@ __device__ __forceinline__ void store(const float4 (&total)[NT], const Call& cal
     }
 }
 
-// Fill the team's ring: its first tile by number, then whichever is next, asked for one tile ahead.
+// Fill the team's ring: its first tile by number, then whichever is next.  Claims are made two tiles ahead,
+// because an answer waits behind the weights that are on their way.
 template <int F>
 __device__ __forceinline__ void produce(const Call& call, const Group& group, Part<F> part, u8* ring, Control& control, int team, int tile, int teams, u32* claims) {
     Producer<F> producer(call, part);
     int lane = threadIdx.x % 32, slot = 0, parity = 1, steps = part.steps(), stages = call.stages;
-    for (bool more = true; more;) {
-        more = tile < group.tiles;
-        u32 next = 0;
-        if (more) {
-            producer.aim(group, tile);
-            if (lane == 0) next = atomicAdd(claims, 1u);
-        }
-        for (int s = 0; s < (more ? steps : 1); s++) {
+    u32 next = 0, after = 0;
+    if (lane == 0) next = count_relaxed(claims);
+    while (tile < group.tiles) {
+        if (lane == 0) after = count_relaxed(claims);
+        producer.aim(group, tile);
+        for (int s = 0; s < steps; s++) {
             phase_wait(&control.empty[team][slot], parity);
             if (lane == 0) control.tile[team][slot] = tile;
             __syncwarp();
-            if (more) producer.fill(ring + slot * Layout<F>::STAGE, s);
+            producer.fill(ring + slot * Layout<F>::STAGE, s);
             phase_arrive_after_copies(&control.full[team][slot]);
             if (++slot == stages) slot = 0, parity ^= 1;
         }
         tile = teams + __shfl_sync(~0u, next, 0);
+        next = after;
     }
-    if (lane == 0 && atomicAdd(claims + 1, 1u) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
+    phase_wait(&control.empty[team][slot], parity);
+    if (lane == 0) control.tile[team][slot] = group.tiles + next;  // any number past the end, once it is there
+    __syncwarp();
+    phase_arrive(&control.full[team][slot]);
+    if (lane == 0 && count_relaxed(claims + 1) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
     await_predecessor();
 }
 

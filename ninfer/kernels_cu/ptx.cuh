@@ -200,3 +200,10 @@ __device__ __forceinline__ u32 count_release(u32* counter) {
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;\n" : "=r"(seen) : "l"(counter) : "memory");
     return seen;
 }
+
+// Add 1 to a counter and return what it was, without ordering anything and without waiting for the answer.
+__device__ __forceinline__ u32 count_relaxed(u32* counter) {
+    u32 seen;
+    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;\n" : "=r"(seen) : "l"(counter) : "memory");
+    return seen;
+}

@@ -91,7 +91,7 @@ def test_fused_norm_and_swiglu(form):
         out = b.empty((rows, 512), "bf16")
         b.products(Rows(b.to(x[:rows]), b.to(norm), 1e-6), [gate, up], [out], Ending.SWIGLU)
         found.append(b.back(out))
-        BF16_REDUCTION.check(found[-1], want[:rows])
+        LINEAR_TC.check(found[-1], want[:rows])
     assert (found[0][0] == found[2][0]).all() and (found[1] == found[2][:2]).all()
     out = b.empty((9, 512), "bf16")
     b.products(Rows(b.to(x), b.to(norm), 1e-6), [gate, up], [out], Ending.SWIGLU, wide=True)
