@@ -33,17 +33,17 @@ from ninfer.engine.device import (
 from ninfer.faults import Broken
 from ninfer.model.qwen3_5 import forward
 from ninfer.model.weights import Decoder
-from ninfer.ops.numpy_state import Floats, Ints, Record
+from ninfer.ops.numpy_state import Floats, Record
 from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
-from ninfer.runtime.state import KVPages, StateImages
+from ninfer.runtime.state import Image, KVPages, StateImages
 from ninfer.runtime.steps import int32, placeholders, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
-Saved = tuple[tuple[Floats, Ints] | None, "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]
+Saved = tuple[Image | None, "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]
 
 
 @attrs.define(eq=False)
@@ -109,9 +109,17 @@ class NumpyProgram:
             self.images.load(unit.slot, image)
         self.pages.load(unit.pages, codes[unit.skip : unit.skip + len(unit.pages)])
 
+    def _expect(self, lane: int, slot: int, frontier: int) -> None:
+        """Insist that a unit continues exactly where its slot's state ends."""
+        found = int(self.images.frontiers[slot])
+        if found != frontier or self.lanes[lane].open is not None:
+            waits = "" if self.lanes[lane].open is None else ", with a verification to settle"
+            raise Broken(f"slot {slot} stands at {found}{waits}; lane {lane} goes on at {frontier}")
+
     # Prompts
 
     def _prefill(self, unit: Prefill) -> tuple[RowResult, ...]:
+        self._expect(unit.lane, unit.slot, unit.start)
         if unit.ids:
             step = self._with_media(unit, prefill_step(unit))
             last = self.verbs.last_rows(self._advance(step), step)
@@ -140,6 +148,8 @@ class NumpyProgram:
 
     def _decode(self, unit: Decode) -> tuple[RowResult, ...]:
         self._settle([(row.lane, row.slot, row.keep) for row in unit.rows if row.keep is not None])
+        for row in unit.rows:
+            self._expect(row.lane, row.slot, row.frontier)
         results: dict[int, RowResult] = {}
         plain = [row for row in unit.rows if not row.draft]
         drafted = [row for row in unit.rows if row.draft]
@@ -198,6 +208,7 @@ class NumpyProgram:
             row = self.lanes[lane].settle(keep).row
             if keep:
                 self.images.edges[slot] = row.frontier + keep - 1 + row.rope_delta
+                self.images.frontiers[slot] = row.frontier + keep
         self.verbs.fold(int32(lanes), int32(slots), int32(keeps))
 
     # What both share
@@ -210,6 +221,7 @@ class NumpyProgram:
         self.verbs.keep_hidden(hidden, step)
         if step.kind != "verify":
             self.images.edges[step.slots] = step.positions[:, step.offsets[1:] - 1].T
+            self.images.frontiers[step.slots] += np.diff(step.offsets)
         return hidden
 
     def _logits(self, hidden: Floats) -> Floats:

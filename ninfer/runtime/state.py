@@ -18,37 +18,42 @@ from ninfer.model.config import TextConfig
 from ninfer.ops.numpy_state import Floats, Ints, Slots
 from ninfer.runtime.kvformat import KVFormat
 
+Image = tuple[Floats, Ints, int]  # a row of the block, its last position, its frontier
+
 
 @attrs.define(eq=False)
 class StateImages:
-    """``slots`` images of everything of fixed size at one frontier, plus each one's last position."""
+    """``slots`` images of everything of fixed size at one frontier, and what they are images of."""
 
     block: Floats
     views: Slots
     edges: Ints  # (slots, 3) rotary position of the last token
+    frontiers: Ints  # (slots,) tokens behind the image
 
     @property
     def image_bytes(self) -> int:
         """Bytes of one image."""
-        return int(self.block[0].nbytes + self.edges[0].nbytes)
+        return int(self.block[0].nbytes + self.edges[0].nbytes + self.frontiers[0].nbytes)
 
     def clear(self, slot: int) -> None:
         """Make a slot the empty state."""
         self.block[slot] = 0
         self.edges[slot] = 0
+        self.frontiers[slot] = 0
 
     def copy(self, source: int, target: int) -> None:
         """Copy a whole image."""
         self.block[target] = self.block[source]
         self.edges[target] = self.edges[source]
+        self.frontiers[target] = self.frontiers[source]
 
-    def save(self, slot: int) -> tuple[Floats, Ints]:
+    def save(self, slot: int) -> Image:
         """Copy an image out."""
-        return self.block[slot].copy(), self.edges[slot].copy()
+        return self.block[slot].copy(), self.edges[slot].copy(), int(self.frontiers[slot])
 
-    def load(self, slot: int, image: tuple[Floats, Ints]) -> None:
+    def load(self, slot: int, image: Image) -> None:
         """Copy an image back."""
-        self.block[slot], self.edges[slot] = image
+        self.block[slot], self.edges[slot], self.frontiers[slot] = image
 
 
 def new_images(config: TextConfig, slots: int) -> StateImages:
@@ -66,7 +71,8 @@ def new_images(config: TextConfig, slots: int) -> StateImages:
         block[:, begin:end].reshape(slots, *shape)
         for begin, end, shape in zip(begins, ends, shapes, strict=True)
     )
-    return StateImages(block, Slots(recurrent, history, hidden), np.zeros((slots, 3), np.int32))
+    edges, frontiers = np.zeros((slots, 3), np.int32), np.zeros(slots, np.int32)
+    return StateImages(block, Slots(recurrent, history, hidden), edges, frontiers)
 
 
 @attrs.define(eq=False)

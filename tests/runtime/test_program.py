@@ -145,6 +145,17 @@ def test_decoding_without_a_pending_token_is_a_broken_invariant() -> None:
         program.run(Decode((Row(0, 0, 0, (0,), None),)))
 
 
+@pytest.mark.parametrize("frontier", [len(PROMPT) - 1, len(PROMPT) + 1])
+def test_units_must_continue_where_the_slot_stands(frontier: int) -> None:
+    program = program_of()
+    request = Request(PROMPT, pages=tuple(range(16)))
+    start(program, request)
+    with pytest.raises(Broken, match="stands at 70"):
+        program.run(Decode((Row(0, 0, frontier, request.pages, 5),)))
+    with pytest.raises(Broken, match="stands at 70"):
+        program.run(Prefill(0, 0, frontier, (1, 2), request.pages))
+
+
 # Speculation
 
 
@@ -277,6 +288,18 @@ def test_drafts_after_prefill_equal_drafts_after_stepping(config: dict[str, Any]
     for drafts, entries in found[1:]:
         assert drafts == found[0][0]
         assert relative(entries, found[0][1]) < 1e-5
+
+
+def test_nothing_goes_on_before_a_verification_is_settled() -> None:
+    program = program_of(spec="mtp", draft_tokens=2)
+    request = Request(PROMPT, pages=tuple(range(16)))
+    start(program, request)
+    row = Row(0, 0, len(PROMPT), request.pages, None, draft=2)
+    program.run(Decode((row,)))
+    with pytest.raises(Broken, match="to settle"):
+        program.run(Decode((row,)))
+    with pytest.raises(Broken):
+        program.run(Settle(0, 0, 4))
 
 
 # Sampling and penalties
