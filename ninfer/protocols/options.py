@@ -29,7 +29,10 @@ KWARGS = "chat_template_kwargs"
 
 @attrs.frozen
 class Spelled:
-    """The switches as typed request fields, and the wire path of each for faults."""
+    """The switches as typed request fields, and the wire path of each for faults.
+
+    ``effort_apart`` says that an effort (other than none) does not speak about whether to think.
+    """
 
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
@@ -37,6 +40,7 @@ class Spelled:
     thinking_path: str = "enable_thinking"
     effort_path: str = "reasoning_effort"
     preserve_path: str = "preserve_thinking"
+    effort_apart: bool = False
 
 
 def settle_options(spelled: Spelled, kwargs: Mapping[str, Json] | None) -> TemplateOptions:
@@ -49,11 +53,12 @@ def settle_options(spelled: Spelled, kwargs: Mapping[str, Json] | None) -> Templ
         if name in RESERVED:
             complaint = "belongs to the server and cannot be set"
             raise misfit(f"{KWARGS}.{name}", complaint, "reserved_template_option")
-    if effort is not None and thinking is not None and thinking is (effort == "none"):
+    speaks = effort is not None and (effort == "none" or not spelled.effort_apart)
+    if speaks and thinking is not None and thinking is (effort == "none"):
         raise _conflict(spelled.effort_path, spelled.thinking_path)
     if effort == "none":
         thinking = False
-    return TemplateOptions(thinking, effort, preserve, rest)
+    return TemplateOptions(thinking, effort, preserve, rest, spelled.effort_apart)
 
 
 def _switch(kwargs: dict[str, Json], name: str) -> bool | None:

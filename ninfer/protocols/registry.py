@@ -13,11 +13,13 @@ from ninfer.http.exchange import Route
 from ninfer.protocols.astrai import astrai
 from ninfer.protocols.chat.handler import chat_routes
 from ninfer.protocols.dialect import Dialect, Kit, Warn
+from ninfer.protocols.messages.handler import messages_routes
 from ninfer.protocols.models import models_routes
 
 PROTOCOLS: dict[str, Callable[[Kit], tuple[Route, ...]]] = {
     "models": models_routes,
     "chat": chat_routes,
+    "messages": messages_routes,
 }
 
 DIALECTS: dict[str, Callable[[Warn], Dialect]] = {

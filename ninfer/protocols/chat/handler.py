@@ -3,8 +3,8 @@
 Promises one answer to every request: a whole object, a stream that ends with ``[DONE]``, a stream that
 ends with one error line, or an error reply.
 
-The one thing a reader would get wrong: a refusal can come after a heartbeat has opened the stream (a
-long wait for a lane), so where an error goes is decided by ``exchange.started``, not by the phase.
+The one thing a reader would get wrong: a body found wrong while it is read is answered otherwise than
+a refusal that comes later; only dialects tell the two apart.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import partial
 import attrs
 
 from ninfer.faults import Refused
-from ninfer.http.exchange import Exchange, Reply, Request, Route, Sink
+from ninfer.http.exchange import Exchange, Reply, Request, Route
 from ninfer.protocols.chat.lower import Report, lower_chat, report_of
 from ninfer.protocols.chat.render import ChatStream, whole
 from ninfer.protocols.chat.schema import ChatRequest
 from ninfer.protocols.dialect import Kit
-from ninfer.protocols.following import following, outcome
+from ninfer.protocols.following import outcome, send_stream
 from ninfer.protocols.frames import encode, identifier
 from ninfer.protocols.service import Ask
 from ninfer.protocols.status import openai_frame, openai_reply
@@ -62,20 +62,8 @@ class ChatEndpoint:
         return Reply(200, encode(whole(report, done, self.kit.mint)))
 
     async def _stream(self, ask: Ask, report: Report, exchange: Exchange) -> None:
-        async with exchange.stream() as sink:
-            try:
-                await self._send_all(ask, report, sink)
-            except Refused as refused:
-                if not exchange.started:
-                    raise
-                await sink.send(openai_frame(refused.fault))
-
-    async def _send_all(self, ask: Ask, report: Report, sink: Sink) -> None:
         stream = ChatStream(report, self.kit.mint, self.kit.dialect)
-        async with following(self.kit.service, ask) as deltas:
-            async for delta in deltas:
-                for frame in stream.frames(delta):
-                    await sink.send(frame)
+        await send_stream(self.kit.service, ask, exchange, stream.frames, openai_frame)
 
 
 def chat_routes(kit: Kit) -> tuple[Route, ...]:

@@ -10,15 +10,16 @@ history may be cut or imported, and the prompt pairs results with calls by posit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal
 
 from ninfer.faults import Refused
 from ninfer.prompt import conversation as talk
-from ninfer.prompt.conversation import Json, MediaPart, TextPart, ToolCall
+from ninfer.prompt.conversation import MediaPart, TextPart, ToolCall
 from ninfer.protocols.chat import turns
 from ninfer.protocols.fields import ReadJson, lacking, misfit
+from ninfer.protocols.media import check_source
+from ninfer.protocols.shapes import Breakpoint, read_arguments
 
 _MAY_HOLD: dict[str, tuple[type, ...]] = {
     "system": (turns.Text,),
@@ -28,7 +29,6 @@ _MAY_HOLD: dict[str, tuple[type, ...]] = {
     "tool": (turns.Text, turns.Image),
     "function": (turns.Text,),
 }
-_REMOTE = re.compile(r"(https?://|data:)", re.IGNORECASE)
 
 
 def lower_messages(messages: tuple[turns.Message, ...], read_json: ReadJson) -> Iterator[talk.Message]:
@@ -76,24 +76,12 @@ def _reasoning(message: turns.Assistant, path: str) -> str | None:
 def _calls(message: turns.Assistant, path: str, read_json: ReadJson) -> Iterator[ToolCall]:
     if message.function_call:
         called = message.function_call
-        arguments = _arguments(called, f"{path}.function_call", read_json)
+        arguments = read_arguments(called.arguments, f"{path}.function_call.arguments", read_json)
         yield ToolCall(f"legacy_{path}", called.name, arguments)
     for index, call in enumerate(message.tool_calls or ()):
-        arguments = _arguments(call.function, f"{path}.tool_calls[{index}].function", read_json)
+        where = f"{path}.tool_calls[{index}].function.arguments"
+        arguments = read_arguments(call.function.arguments, where, read_json)
         yield ToolCall(call.id, call.function.name, arguments)
-
-
-def _arguments(called: turns.CalledFunction, path: str, read_json: ReadJson) -> dict[str, Json]:
-    """Read the JSON text of historical arguments; blank text means none."""
-    if not called.arguments.strip():
-        return {}
-    try:
-        value = read_json(called.arguments.encode())
-    except Refused:
-        value = None
-    if type(value) is not dict:
-        raise misfit(f"{path}.arguments", "must be the text of a JSON object", "invalid_prompt")
-    return value
 
 
 def _parts(content: turns.Content | None, role: str, path: str) -> tuple[talk.Part, ...]:
@@ -127,10 +115,8 @@ def _media(
     kind: Literal["image", "video"],
     source: turns.ImageUrl | turns.VideoUrl | str,
     path: str,
-    wish: turns.Breakpoint | None,
+    wish: Breakpoint | None,
 ) -> MediaPart:
     url = source if isinstance(source, str) else source.url
-    if not _REMOTE.match(url):  # above all: a server never reads a local path for a client
-        where = f"{path}.{kind}_url" if isinstance(source, str) else f"{path}.{kind}_url.url"
-        raise misfit(where, "must be an http, https or data URL", "invalid_media")
+    check_source(url, f"{path}.{kind}_url" if isinstance(source, str) else f"{path}.{kind}_url.url")
     return MediaPart(kind, url, path, wish is not None)

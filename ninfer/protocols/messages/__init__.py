@@ -1,0 +1,1 @@
+"""The Messages protocol: POST /v1/messages and POST /v1/messages/count_tokens."""
