@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import attrs
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Judge, Progress
+from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Judge, Progress, Shifted
 from ninfer.faults import Broken
 from ninfer.output.deltas import ParsedCall, Piece, ToolParse
 from ninfer.output.toolcalls import ToolStream
@@ -41,6 +41,7 @@ class RunningGeneration:
     tools: ToolStream
     progress: bool = False
     on_first: Callable[[float], None] = lambda at: None
+    on_shift: Callable[[Shifted], None] = lambda event: None
     events: MemoryObjectReceiveStream[Event] | None = None
     tool_parse: ToolParse = attrs.field(factory=ToolParse)
     calls: tuple[ParsedCall, ...] = ()
@@ -85,6 +86,8 @@ class RunningGeneration:
             yield from self._advanced(event)
         elif isinstance(event, Committed):
             yield from self._committed(event)
+        elif isinstance(event, Shifted):
+            self.on_shift(event)
         elif isinstance(event, Done):
             yield from self._done(event)
         elif isinstance(event, Failed):

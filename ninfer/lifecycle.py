@@ -51,6 +51,7 @@ async def _serve(options: ServeOptions, records: Records) -> int:
     with ExitStack() as stack:
         await _check_port(options)
         artifact = stack.enter_context(open_artifact(options.artifact))
+        artifact.require(_components(options))
         log = stack.enter_context(_log(options, records))
         records.info(f"ninfer {__version__} | {artifact.name} | {size(artifact.size_bytes)}")
         front = build_front(artifact, options.chat_template, options.engine.max_context, options.defaults)
@@ -66,6 +67,13 @@ async def _serve(options: ServeOptions, records: Records) -> int:
             )
             _server_start(log, options, artifact, app)
             return await _live(app, options, started)
+
+
+def _components(options: ServeOptions) -> list[str]:
+    """What of the artifact this process will use; each is checked whole before anything is loaded."""
+    engine = options.engine
+    chosen = {engine.spec: engine.spec, "proposal": engine.proposal_head, "vision": engine.vision}
+    return ["text", *(name for name, wanted in chosen.items() if name and wanted)]
 
 
 async def _live(app: Application, options: ServeOptions, started: float) -> int:

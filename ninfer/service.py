@@ -20,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ninfer import presets
 from ninfer.engine.admission import Seat
-from ninfer.engine.job import Done, Event, Failed, Job, Judge, ThinkingPlan
+from ninfer.engine.job import Done, Event, Failed, Job, Judge, Shifted, ThinkingPlan
 from ninfer.faults import Fault, Refused, invalid
 from ninfer.generation import RunningGeneration
 from ninfer.output.deltas import ToolParse
@@ -59,6 +59,9 @@ class Watch(Protocol):
 
     def first_token(self, at: float) -> None:
         """The first token is committed."""
+
+    def shifted(self, event: Shifted) -> None:
+        """The request was paused, or came a step nearer to going on."""
 
     def settled(self, end: Done | Failed, tools: ToolParse) -> None:
         """The generation ended, in whatever way, and its reader is done with it."""
@@ -130,7 +133,7 @@ class ServerService:
             watch.abandoned()
             raise
         watch.prepared(job, prepared)
-        generation.on_first = watch.first_token
+        generation.on_first, generation.on_shift = watch.first_token, watch.shifted
         return job, generation
 
     async def _prepare(self, conversation: Conversation) -> Prepared:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ import attrs
 
 from ninfer.faults import StartupError
 from ninfer.settings import (
+    ContextCosts,
     EngineOptions,
     GenerationDefaults,
     Patience,
@@ -103,7 +105,41 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         max_pending=args.max_pending_requests,
         pending_timeout=None if timeout is None else timeout / 1000,
         prefill_chunk=args.prefill_chunk,
+        kv_dtype=args.kv_dtype,
+        device_state_slots=args.device_state_slots,
+        host_context_bytes=_mib(args.host_context_mib),
+        prefix_reuse=False if args.no_prefix_reuse else None,
+        costs=read_costs(Path(args.context_cost_presets)) if args.context_cost_presets else None,
+        spec=args.spec,
+        draft_tokens=_drafts(args),
+        proposal_head=args.lm_head_draft,
     )
+
+
+def _drafts(args: argparse.Namespace) -> int | None:
+    if args.spec is None and (args.draft_tokens or args.lm_head_draft):
+        raise StartupError("--draft-tokens and --lm-head-draft need --spec mtp")
+    if args.spec is not None and args.draft_tokens is None:
+        raise StartupError(f"--spec {args.spec} needs --draft-tokens N (1..5)")
+    drafts: int | None = args.draft_tokens
+    return drafts
+
+
+def read_costs(path: Path) -> ContextCosts:
+    """Read measured context costs: a JSON object with members of ``ContextCosts``, all numbers above 0."""
+    try:
+        loaded = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise StartupError(f"--context-cost-presets {path}: cannot be read ({problem})") from None
+    known = {field.name for field in attrs.fields(ContextCosts)}
+    if not isinstance(loaded, dict) or not set(loaded) <= known:
+        raise StartupError(
+            f"--context-cost-presets {path}: must be an object with members of {sorted(known)}"
+        )
+    for name, value in loaded.items():
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise StartupError(f"--context-cost-presets {path}: {name} must be a number above 0")
+    return ContextCosts(**loaded)
 
 
 def _defaults(args: argparse.Namespace) -> GenerationDefaults:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 HELP = "serve a model over HTTP (OpenAI and Anthropic dialects)"
 
+KV_DTYPES = ("bf16", "int8", "fp8", "nvfp4", "k8v4")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
 
 
@@ -71,6 +72,26 @@ def _model(group: argparse._ArgumentGroup) -> None:
     )
     add("--max-concurrency", metavar="N", type=number(1, 8), help="execution lanes, 1..8 (default 1)")
     add("--prefill-chunk", metavar="N", type=number(1), help="tokens of one prefill unit (default 1024)")
+    add("--kv-dtype", choices=KV_DTYPES, help="storage of the KV cache (default bf16)")
+    add("--spec", choices=("mtp",), help="speculate with the artifact's proposal layer (default off)")
+    add("--draft-tokens", metavar="N", type=number(1, 5), help="tokens drafted a round, 1..5, with --spec")
+    add("--lm-head-draft", action="store_true", default=None, help="draft with the artifact's small head")
+    add("--no-prefix-reuse", action="store_true", default=None, help="keep no prefixes between requests")
+    add(
+        "--device-state-slots",
+        metavar="N",
+        type=number(0),
+        help="StateImages beyond the lanes (default: as many)",
+    )
+    add(
+        "--host-context-mib",
+        metavar="N",
+        type=number(0),
+        help="host memory for contexts (default 8192 + 8 images)",
+    )
+    add(
+        "--context-cost-presets", metavar="FILE", help="JSON with measured costs of copying and recomputing"
+    )
 
 
 def _requests(group: argparse._ArgumentGroup) -> None:

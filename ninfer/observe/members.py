@@ -6,7 +6,7 @@ unrounded seconds, and a stage that never happened is 0.0, never null.
 
 from __future__ import annotations
 
-from ninfer.engine.job import Done, Sampling, Summary
+from ninfer.engine.job import Done, Sampling, Shifted, Summary
 from ninfer.output.deltas import ToolParse
 
 Members = dict[str, object]
@@ -98,6 +98,28 @@ def scheduling(s: Summary) -> Members:
         "replay_restores": s.replay_restores,
         "replayed_tokens": s.replayed_tokens,
         "paused_ns": int(s.paused_seconds * 1e9),
+    }
+
+
+def shift(event: Shifted, request: Members, submitted: float) -> Members:
+    """One step of a pause or a recovery, with cumulative work of everyone and of this request."""
+    everyone, own = event.everyone, event.own
+    return {
+        "request": {name: request.get(name) for name in ("request_id", "http_request_id")},
+        "engine_request_id": request.get("request_id"),
+        "transition": event.transition,
+        "route": event.route,
+        "steady_ns": int(event.at * 1e9),
+        "elapsed_ns": int(_between(submitted, event.at) * 1e9),
+        "preemption_index": event.preemption,
+        "progress": {
+            "global_prefill_tokens": everyone.prefill,
+            "global_decode_tokens": everyone.decode,
+            "global_replayed_tokens": everyone.replayed,
+            "request_prefill_tokens": own.prefill,
+            "request_decode_tokens": own.decode,
+            "request_replayed_tokens": own.replayed,
+        },
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from ninfer.engine.job import Done, Failed, Finish, Job, Summary
+from ninfer.engine.job import Done, Failed, Finish, Job, Shifted, Summary
 from ninfer.faults import Fault
 from ninfer.observe import members
 from ninfer.observe.jsonl import RequestLog
@@ -69,10 +69,12 @@ class RequestWatch:
     arrived: float
     _request: Members = attrs.field(factory=dict)
     _prepare_seconds: float = 0.0
+    _submitted: float = 0.0
 
     def prepared(self, job: Job, prepared: Prepared) -> None:
         """Record that the request enters the engine."""
-        self._prepare_seconds = self.ledger.clock() - self.arrived
+        self._submitted = self.ledger.clock()
+        self._prepare_seconds = self._submitted - self.arrived
         self._request = self._members(job, prepared)
         self.ledger.log.event(
             "request_start",
@@ -110,6 +112,14 @@ class RequestWatch:
     def first_token(self, at: float) -> None:
         """Count the time to the first committed token."""
         self.ledger.metrics.first_token(at - self.arrived)
+
+    def shifted(self, event: Shifted) -> None:
+        """Record a step of a pause or a recovery."""
+        self.ledger.log.event("request_scheduling", members.shift(event, self._request, self._submitted))
+        route = event.route or "undecided"
+        self.ledger.records.debug(
+            f"req#{self.number} {event.transition} | {route} | pause {event.preemption}"
+        )
 
     def settled(self, end: Done | Failed, tools: ToolParse) -> None:
         """Record the one terminal of a started generation."""
