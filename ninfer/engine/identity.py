@@ -18,7 +18,6 @@ from ninfer.prompt.prepared import MediaSpan, Prepared
 
 ID = 4  # bytes of an id
 SHAPE = 16  # bytes of three position offsets and a media flag
-_ZEROS = bytes(SHAPE)
 
 MediaKey = tuple[int, int, bytes, tuple[int, int, int], tuple[tuple[int, int], ...]]
 TokenKey = tuple[bytes, bytes, MediaKey | None]
@@ -61,11 +60,11 @@ class Identity:
         return Identity(self.start, ids, self.shape + more, self.media)
 
     def key(self, index: int) -> TokenKey:
-        """Return what tells the token at ``index`` from any other."""
-        at = index - self.start
-        shape = _ZEROS if self.shape is None else self.shape[at * SHAPE : (at + 1) * SHAPE]
+        """Return what tells the token at ``index`` (or the media item starting there) from any other."""
         item = next((item for item in self.media if item[0] == index), None)
-        return self.ids[at * ID : (at + 1) * ID], shape, item
+        at, end = index - self.start, (item[1] if item else index + 1) - self.start
+        shape = bytes(SHAPE) if self.shape is None else self.shape[at * SHAPE : end * SHAPE]
+        return self.ids[at * ID : end * ID], shape, item
 
     def agrees(self, other: Identity) -> int:
         """Return the index up to which ``self`` and ``other`` are the same, from ``self.start`` on.

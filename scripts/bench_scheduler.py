@@ -1,0 +1,134 @@
+"""Measure what a scheduling decision costs with 8 residents and 10,000 retained frontiers.
+
+Prints microseconds: a decode cycle (plan and settle), a cycle in which the cache must give up pages,
+and an admission of an 8,192-token prompt that shares its first half with retained histories.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+from ninfer.engine.device import Decode, Geometry, Result, RowResult
+from ninfer.engine.identity import Identity
+from ninfer.engine.job import Job, Sampling, Verdict
+from ninfer.engine.memory import Memory
+from ninfer.engine.prefix import Kind
+from ninfer.engine.scheduler import Scheduler
+from ninfer.engine.sequence import Sequence, State
+from ninfer.prompt.prepared import Prepared
+from ninfer.settings import EngineOptions
+
+FRONTIERS = 10_000
+GEOMETRY = Geometry(
+    lanes=8,
+    slots=16,
+    pages=32_768,
+    page_tokens=64,
+    max_context=65_536,
+    prefill_chunk=1_024,
+    vocab=248_077,
+    image_bytes=144 << 20,
+    page_bytes=4 << 20,
+    host_bytes=FRONTIERS * (144 << 20),
+)
+
+
+class Silent:
+    """A judge that never stops."""
+
+    def take(self, token: int) -> Verdict:
+        """Let it pass."""
+        return Verdict()
+
+    def finish(self) -> None:
+        """Say nothing."""
+
+
+def sequence(ticket: int, ids: tuple[int, ...]) -> Sequence:
+    """Build a request."""
+    job = Job(f"r{ticket}", Prepared(ids, False), Sampling(), 50_000, Silent(), float("inf"))
+    return Sequence(job, ticket, 50_000)
+
+
+def retain(scheduler: Scheduler) -> None:
+    """Fill the cache: families of histories that share 4,096 tokens and part in their last 128."""
+    memory, units = scheduler.memory, []
+    for n in range(FRONTIERS):
+        family = n // 100
+        ids = tuple(range(family, family + 128)) + (n % 100,) * 128
+        seq = sequence(0, ids)
+        count = memory.space.pages_for(len(ids)) - 2 * (n % 100 > 0)
+        shared = memory.retention.tree.match(seq.whole).nodes
+        held = shared[-1].pages[:2] if shared else ()
+        seq.pages = held + memory.space.take_pages(count)
+        node = memory.retention.tree.insert(seq.whole, seq.pages, units)
+        node.kind, node.image = Kind.ENDPOINT, memory.space.host.save(0, (), units)
+        memory.space.pages.release(seq.pages[len(held) :])
+        for each in node.path():
+            memory.retention.shelve(each)
+
+
+def timed(times: int, act: Callable[[], None]) -> str:
+    """Return median and 99th percentile of one call, in microseconds."""
+    spent = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        act()
+        spent.append(1e6 * (time.perf_counter() - begun))
+    return f"median {statistics.median(spent):7.1f} us   p99 {sorted(spent)[int(times * 0.99)]:7.1f} us"
+
+
+def cycle(scheduler: Scheduler) -> None:
+    """Plan a cycle and take its outcome."""
+    for flight in scheduler.plan():
+        rows = (RowResult((5,)),) * len(flight.rows) if isinstance(flight.unit, Decode) else ()
+        for landed in scheduler.settle(flight, Result(rows)):
+            for token in landed.tokens:
+                landed.seq.take(token)
+
+
+def settle_in(scheduler: Scheduler) -> None:
+    """Give eight residents a context of 4,096 tokens each."""
+    for n in range(8):
+        seq = sequence(n + 1, (200_000 + n,) * 4_096)
+        scheduler.admit(seq)
+    while not scheduler.residents or any(seq.state is not State.DECODING for seq in scheduler.residents):
+        for flight in scheduler.plan():
+            sampled = getattr(flight.unit, "sample", False) or isinstance(flight.unit, Decode)
+            rows = tuple(RowResult((5,)) for _ in flight.rows) if sampled else ()
+            for landed in scheduler.settle(flight, Result(rows)):
+                for token in landed.tokens:
+                    landed.seq.take(token)
+
+
+def admission(scheduler: Scheduler) -> str:
+    """Time the search for the start of a prompt that shares its first tokens with many."""
+    ids = tuple(range(50, 178)) + tuple(range(1_000, 1_000 + 8_064))
+    seq = sequence(999, ids)
+    whole: Identity = seq.whole
+
+    def search() -> None:
+        scheduler.memory.cache.forget(seq)
+        scheduler.memory.cache.find(seq, whole)
+
+    return timed(2_000, search)
+
+
+def main() -> None:
+    """Print the figures."""
+    scheduler = Scheduler(Memory.of(GEOMETRY, EngineOptions()), EngineOptions(), 1_024)
+    retain(scheduler)
+    settle_in(scheduler)
+    gc.freeze()
+    print(f"retained nodes {sum(1 for _ in scheduler.memory.retention.tree)}")
+    print("decode cycle, 8 residents     ", timed(3_000, lambda: cycle(scheduler)))
+    print("search of an 8,192-token prompt", admission(scheduler))
+    scheduler.memory.space.pages.take(scheduler.memory.space.pages.free)
+    print("decode cycle, cache gives pages", timed(3_000, lambda: cycle(scheduler)))
+
+
+if __name__ == "__main__":
+    main()
