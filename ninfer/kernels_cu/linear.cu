@@ -90,7 +90,7 @@ __device__ __forceinline__ void produce(const Call& call, const Group& group, Pa
             phase_wait(&control.empty[team][slot], parity);
             if (lane == 0) control.tile[team][slot] = tile;
             __syncwarp();
-            producer.fill(ring + slot * Layout<F>::STAGE, s);
+            producer.fill(ring + slot * Layout<F>::STAGE, s * SPANS);
             phase_arrive_after_copies(&control.full[team][slot]);
             if (++slot == stages) slot = 0, parity ^= 1;
         }

@@ -125,96 +125,135 @@ __device__ __forceinline__ float sum_of(uint4 x) {
     return sum;
 }
 
-// Put the block's columns of every row of x into shared memory in code order, find the rows' scales, and for
-// offset codes leave -CODE_BASE times the sum of every 64 columns in ``starts`` (group, 8 TILES rows).
+// Eight columns of x, if inside, go to shared memory in code order; for offset codes the eight lanes of 64
+// columns leave -CODE_BASE times their sum in ``starts`` (group, width).
 template <int F>
-__device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int width, int begin, int columns) {
-    using L = Layout<F>;
+__device__ __forceinline__ void keep(uint4 v, bool inside, u8* x, float* starts, int stride, int width, int t, int column) {
+    if (inside) *reinterpret_cast<uint4*>(x + t * stride + column * 2) = in_code_order<F>(v);
+    if constexpr (Layout<F>::OFFSET) {
+        float sum = sum_of(v);
+#pragma unroll
+        for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        if (inside && threadIdx.x % 8 == 0) starts[column / 64 * width + t] = -CODE_BASE<F> * sum;
+    }
+}
+
+// Rows that are bf16 already: the block's columns of all of them, several loads in flight.
+template <int F>
+__device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* starts, int stride, int width, int begin, int columns) {
+    constexpr int AHEAD = 4;
+    int pieces = columns / 8, all = pieces * call.rows, K = call.columns;
+    const bf16* from = static_cast<const bf16*>(call.x);
+    for (int i = threadIdx.x; i < (all + 31) / 32 * 32; i += WORKERS * AHEAD) {
+        uint4 v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int at = i + j * WORKERS, t = at / pieces, c = begin + at % pieces * 8;
+            v[j] = make_uint4(0, 0, 0, 0);
+            if (at < all && c < K) v[j] = *reinterpret_cast<const uint4*>(from + static_cast<long>(t) * K + c);
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int at = i + j * WORKERS, t = at / pieces;
+            if (at / 32 * 32 < all) keep<F>(v[j], at < all, x, starts, stride, width, t, at % pieces * 8);
+        }
+    }
+}
+
+// Rows that come in float32 with a norm: one after the other, their squares summed over all columns.
+template <int F>
+__device__ __forceinline__ void stage_normed(const Call& call, Control& control, u8* x, float* starts, int stride, int width, int begin, int columns) {
     int K = call.columns, reach = (max(K, begin + columns) + WORKERS * 8 - 1) / (WORKERS * 8) * (WORKERS * 8);
-    int stride = L::x_stride(columns);
     for (int t = 0; t < call.rows; t++) {
         float squares = 0;
         for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
-            bool inside = c >= begin && c < begin + columns;
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (call.beginning == ROWS_NORMED && c < K)
-                v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
-            else if (inside && c < K)
-                v = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(call.x) + static_cast<long>(t) * K + c);
-            if (inside) *reinterpret_cast<uint4*>(x + t * stride + (c - begin) * 2) = in_code_order<F>(v);
-            if constexpr (L::OFFSET) {
-                float sum = sum_of(v);
-#pragma unroll
-                for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-                if (inside && threadIdx.x % 8 == 0) starts[(c - begin) / 64 * width + t] = -CODE_BASE<F> * sum;
-            }
+            if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
+            keep<F>(v, c >= begin && c < begin + columns, x, starts, stride, width, t, c - begin);
         }
-        if (call.beginning != ROWS_NORMED) continue;
         squares = warp_sum(squares);
         if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
     }
+}
+
+// Put the block's columns of every row of x into shared memory and find the rows' scales.
+template <int F>
+__device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int width, int begin, int columns) {
+    int stride = Layout<F>::x_stride(columns), t = threadIdx.x;
+    bool norms = call.beginning == ROWS_NORMED;
+    if (norms) stage_normed<F>(call, control, x, starts, stride, width, begin, columns);
+    else stage_plain<F>(call, x, starts, stride, width, begin, columns);
     team_barrier(5, WORKERS);
-    int t = threadIdx.x;
     if (t < call.rows)
-        control.scale[t] = call.beginning == ROWS_NORMED ? inverse_rms(control.squares[t], K, call.eps)
+        control.scale[t] = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
                            : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
     team_barrier(5, WORKERS);
 }
 
-// The warp that keeps a team's ring full.
+// The warp that keeps a team's ring full.  Lane (r, c) copies 16-byte column c, and c + 8, c + 16, c + 24, of
+// rows r, r + 4, r + 8 and r + 12, so that eight lanes share a 128-byte line and addresses are immediates.
 template <int F>
 struct Producer {
     using L = Layout<F>;
+    static constexpr int HIGH_UNIT = F == Q5 ? 16 : 32;  // bytes of high bits of a row and unit
     const Call& call;
     Part<F> part;
-    const Matrix *low, *up;
-    int low_row, up_row;
+    const u8 *codes[4], *high[4], *scales[4];  // of this lane's rows, at the first unit of the part
 
     __device__ Producer(const Call& c, Part<F> p) : call(c), part(p) {}
 
     __device__ __forceinline__ void aim(const Group& group, int tile) {
+        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, K = call.columns;
         Place at = locate(call, group, tile);
-        low = call.matrices + at.matrix[0], up = call.matrices + at.matrix[1];
-        low_row = at.row[0], up_row = at.row[1];
-    }
-    __device__ __forceinline__ const Matrix& matrix(int row) const { return row < 8 ? *low : *up; }
-    __device__ __forceinline__ long number(int row) const {
-        return min((row < 8 ? low_row : up_row) + row % 8, matrix(row).rows - 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const Matrix& m = call.matrices[at.matrix[i / 2]];
+            long n = min(at.row[i / 2] + r + i % 2 * 4, m.rows - 1);
+            codes[i] = m.codes + n * row_bytes<F>(K) + part.begin * 64 + c * 16;
+            if constexpr (L::HIGH_ROW > 0) high[i] = m.high + n * (padded(K) / 128 * HIGH_UNIT) + part.begin * HIGH_UNIT + c * 16;
+            if constexpr (F == NVFP4) scales[i] = m.scales + nvfp4_scale(m.first + n, 0, K) + (part.begin * 2 + c) * 512L;
+            else if constexpr (L::SCALE_ROW > 0) scales[i] = m.scales + n * (padded(K) / (F == Q8 ? 16 : 32)) + (part.begin + c) * 4;
+        }
     }
 
-    // Start the copies of stage `step` of the tile.
-    __device__ __forceinline__ void fill(u8* stage, int step) const {
-        int lane = threadIdx.x % 32, first = part.begin + step * SPANS, end = part.begin + part.units;
-        long bytes = row_bytes<F>(call.columns);
-        int at = first * 64 + lane * 16;
-        bool valid = at < min(static_cast<int>(bytes), end * 64);
+    // Start the copies of the next stage; ``first`` is its first unit in the part.
+    __device__ __forceinline__ void fill(u8* stage, int first) {
+        bool whole = first + SPANS <= part.units && (part.begin + first + SPANS) * 64 <= row_bytes<F>(call.columns);
+        if (whole) copy<true>(stage, first);
+        else copy<false>(stage, first);
 #pragma unroll
-        for (int row = 0; row < 16; row++)
-            copy16_stream(stage + row * CODE_ROW + lane * 16, matrix(row).codes + number(row) * bytes + at, valid);
-        if constexpr (L::HIGH_ROW > 0) {
-            constexpr int PIECES = F == Q5 ? 8 : 16;  // of 16 bytes a row
-#pragma unroll
-            for (int i = lane; i < 16 * PIECES; i += 32) {
-                int row = i / PIECES, c = i % PIECES;
-                const u8* from = matrix(row).high + number(row) * (padded(call.columns) * PIECES / 64) + first * (PIECES * 2) + c * 16;
-                copy16_stream(stage + L::HIGH + row * L::HIGH_ROW + c * 16, from, first + c * SPANS / PIECES < end);
-            }
+        for (int i = 0; i < 4; i++) {
+            codes[i] += SPANS * 64;
+            if constexpr (L::HIGH_ROW > 0) high[i] += SPANS * HIGH_UNIT;
+            if constexpr (L::SCALE_ROW > 0) scales[i] += F == NVFP4 ? SPANS * 2 * 512 : SPANS * 4;
         }
-        if constexpr (F == NVFP4) {
+    }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void copy(u8* stage, int first) const {
+        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, left = part.units - first;  // units still to come
+        int bytes = row_bytes<F>(call.columns) - (part.begin + first) * 64;
+        u8* to = stage + r * CODE_ROW + c * 16;
 #pragma unroll
-            for (int i = lane; i < 256; i += 32) {
-                int row = i / 16, block = first * 2 + i % 16;
-                const u8* from = matrix(row).scales + nvfp4_scale(matrix(row).first + number(row), 0, call.columns) + block * 512L;
-                copy4_async(stage + L::SCALES + row * L::SCALE_ROW + i % 16 * 4, from, block * 64 < call.columns);
-            }
-        } else if constexpr (L::SCALE_ROW > 0) {
+        for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int i = lane; i < 128; i += 32) {
-                int row = i / 8, unit = first + i % 8;
-                const u8* from = matrix(row).scales + number(row) * (padded(call.columns) / (F == Q8 ? 16 : 32)) + unit * 4;
-                copy4_async(stage + L::SCALES + row * L::SCALE_ROW + i % 8 * 4, from, unit < end);
-            }
-        }
+            for (int j = 0; j < 4; j++)
+                copy16_stream(to + i * 4 * CODE_ROW + j * 128, codes[i] + j * 128,
+                              WHOLE || c * 16 + j * 128 < min(left * 64, bytes));
+        if constexpr (L::HIGH_ROW > 0)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < HIGH_UNIT / 16; j++)
+                    copy16_stream(stage + L::HIGH + (r + i * 4) * L::HIGH_ROW + c * 16 + j * 128, high[i] + j * 128,
+                                  WHOLE || c * 16 + j * 128 < left * HIGH_UNIT);
+        if constexpr (L::SCALE_ROW > 0)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < (F == NVFP4 ? 2 : 1); j++)
+                    copy4_async(stage + L::SCALES + (r + i * 4) * L::SCALE_ROW + c * 4 + j * 32, scales[i] + j * 8 * 512,
+                                WHOLE || (F == NVFP4 ? c + j * 8 < left * 2 && (c + j * 8) * 32 < bytes : c < left));
     }
 };
 
