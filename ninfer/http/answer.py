@@ -15,10 +15,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 import attrs
-from anyio.abc import ByteSendStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from ninfer.faults import Broken
-from ninfer.http.exchange import PeerGone, Reply
+from ninfer.http.exchange import Reply
+from ninfer.http.outlet import Outlet
 from ninfer.http.refusals import Fields
 from ninfer.http.sse import Pulse
 from ninfer.http.wire import Wire
@@ -42,7 +43,7 @@ class Answer:
     """
 
     wire: Wire
-    stream_out: ByteSendStream
+    outlet: Outlet
     patience: Patience
     fields: Fields
     closes: Callable[[], bool]
@@ -65,7 +66,7 @@ class Answer:
         data = memoryview(self.wire.whole(reply.status, fields, reply.body))
         self.started = self._ending = True
         for at in range(0, len(data), SLICE):
-            await write_in_time(self.stream_out, bytes(data[at : at + SLICE]), self.patience.write)
+            await self.outlet.send_in_time(bytes(data[at : at + SLICE]), self.patience.write)
         self.finished = True
 
     @asynccontextmanager
@@ -76,7 +77,7 @@ class Answer:
         self._claim()
         self._streaming = True
         self._fields_of_stream = (*self.fields, *STREAM_FIELDS, *headers, *self._closing)
-        pulse = Pulse(self._write_piece, self.leave, self.patience.heartbeat, self.patience.write)
+        pulse = Pulse(self.outlet, self._encode, self.leave, self.patience.heartbeat, self.patience.write)
         self.tasks.start_soon(pulse.beat)
         try:
             yield pulse
@@ -85,7 +86,7 @@ class Answer:
             self._streaming = self.started
         self._ending = True
         end = self._opening() + self.wire.close_stream()
-        await write_in_time(self.stream_out, end, self.patience.write)
+        await self.outlet.send_in_time(end, self.patience.write)
         self.finished = True
 
     # The connection's side
@@ -115,23 +116,7 @@ class Answer:
         self.started = True
         return self.wire.open_stream(self._fields_of_stream)
 
-    async def _write_piece(self, data: bytes) -> None:
-        out = self.wire.piece(data) if self.started else self._opening() + self.wire.piece(data)
-        await write(self.stream_out, out)
-
-
-async def write(stream: ByteSendStream, data: bytes) -> None:
-    """Send bytes; raise ``PeerGone`` when nobody takes them."""
-    try:
-        await stream.send(data)
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        raise PeerGone from None
-
-
-async def write_in_time(stream: ByteSendStream, data: bytes, seconds: float) -> None:
-    """Send bytes; raise ``PeerGone`` when they are not taken within ``seconds``."""
-    try:
-        with anyio.fail_after(seconds):
-            await write(stream, data)
-    except TimeoutError:
-        raise PeerGone from None
+    def _encode(self, frame: bytes) -> bytes:
+        if self.started:
+            return self.wire.piece(frame)
+        return self._opening() + self.wire.piece(frame)

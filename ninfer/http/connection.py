@@ -20,11 +20,12 @@ from anyio.abc import ByteStream
 
 from ninfer.faults import Broken, Fault, Kind, Refused
 from ninfer.http.admission import Admitted, admit, full_house
-from ninfer.http.answer import Answer, write_in_time
+from ninfer.http.answer import Answer
 from ninfer.http.exchange import PeerGone, Reply, Request
 from ninfer.http.head import Head
 from ninfer.http.house import Holding, House
 from ninfer.http.intake import READ_BYTES, Intake
+from ninfer.http.outlet import Outlet
 from ninfer.http.refusals import STATUS, Fields, Turned
 from ninfer.http.routes import Target, split_target
 from ninfer.http.site import Site
@@ -47,8 +48,10 @@ class Connection:
     scarce: bool = False
     pending: bytes = b""  # of the next request
     served: int = 0
+    outlet: Outlet = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.outlet = Outlet(self.stream)
         self.house.connections += 1
 
     async def run(self) -> None:
@@ -128,7 +131,7 @@ class _Visit:
         target = split_target(head.target)
         admitted = admit(self.at.site, head, target, scarce=self.at.scarce)
         if head.expects_continue and head.has_body and not self.wire.body_begun:
-            await write_in_time(self.at.stream, self.wire.go_on(), self.at.site.patience.write)
+            await self.at.outlet.send_in_time(self.wire.go_on(), self.at.site.patience.write)
         body = await intake.body(self.holding)
         self.at.pending = self.wire.leftover
         return _request(head, target, body, self.id, admitted), admitted
@@ -198,7 +201,7 @@ class _Visit:
     def _answer(self, path: str, closes: Callable[[], bool]) -> Answer:
         site = self.at.site
         fields = site.fields(path, self.id)
-        return Answer(self.wire, self.at.stream, site.patience, fields, closes)
+        return Answer(self.wire, self.at.outlet, site.patience, fields, closes)
 
 
 def _request(head: Head, target: Target, body: bytes, request_id: str, admitted: Admitted) -> Request:
@@ -226,7 +229,7 @@ async def turn_away(stream: ByteStream, site: Site) -> None:
     reply = Wire(site.limits).whole(turned.status, (*fields, ("connection", "close")), body)
     try:
         with suppress(PeerGone):
-            await write_in_time(stream, reply, site.patience.linger)
+            await Outlet(stream).send_in_time(reply, site.patience.linger)
             await linger(stream, site.patience.linger)
     finally:
         await stream.aclose()

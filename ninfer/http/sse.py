@@ -11,7 +11,8 @@ frame costs no timer of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 import anyio
 import attrs
@@ -34,16 +35,27 @@ def frame(event: str | None, data: str) -> bytes:
     return f"event: {event}\ndata: {data}\n\n".encode()
 
 
+class Outlet(Protocol):
+    """What a pulse needs of ``outlet.Outlet``."""
+
+    def at_once(self, data: bytes) -> int:
+        """Hand over what is taken without waiting."""
+
+    async def send(self, data: bytes) -> None:
+        """Hand over all; raise ``PeerGone``."""
+
+
 @attrs.define(eq=False)
 class Pulse:
-    """Sends frames through ``write`` and heartbeats between them.
+    """Sends frames through ``outlet`` and heartbeats between them.
 
-    ``write`` puts bytes on the wire or raises ``PeerGone``; ``give_up`` is called once, when one
-    write has lasted ``patience`` seconds or a heartbeat found nobody.  ``send`` belongs to one task
-    at a time; ``beat`` runs beside it.
+    ``encode`` puts a frame into the transfer coding of the answer; ``give_up`` is called once, when
+    one write has lasted ``patience`` seconds or a heartbeat found nobody.  ``send`` belongs to one
+    task at a time; ``beat`` runs beside it.
     """
 
-    write: Callable[[bytes], Awaitable[None]]
+    outlet: Outlet
+    encode: Callable[[bytes], bytes]
     give_up: Callable[[], object]
     quiet: float
     patience: float
@@ -52,13 +64,18 @@ class Pulse:
     _beating: anyio.Event | None = None
     _over: bool = False
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, frame: bytes) -> None:
         """Write one frame, after a heartbeat that may be under way."""
         while self._beating is not None:
             await self._beating.wait()
+        data = self.encode(frame)
+        sent = self.outlet.at_once(data)
+        if sent == len(data):
+            self._last = anyio.current_time()
+            return
         self._since = anyio.current_time()
         try:
-            await self.write(data)
+            await self.outlet.send(data[sent:])
         finally:
             self._last = anyio.current_time()
             self._since = None
@@ -91,7 +108,7 @@ class Pulse:
         self._beating = anyio.Event()
         try:
             with anyio.fail_after(self.patience):
-                await self.write(HEARTBEAT)
+                await self.outlet.send(self.encode(HEARTBEAT))
         except (PeerGone, TimeoutError):
             self._over = True
             self.give_up()

@@ -64,7 +64,7 @@ def test_lone_surrogates_cannot_leave() -> None:
 
 
 class Wire:
-    """What a pulse writes, when, and how long it takes."""
+    """An outlet: what a pulse writes, when, and how long it takes."""
 
     def __init__(self, *cost: float) -> None:
         self.heard: list[tuple[float, bytes]] = []
@@ -72,7 +72,10 @@ class Wire:
         self.given_up: list[float] = []
         self.gone = False
 
-    async def write(self, data: bytes) -> None:
+    def at_once(self, data: bytes) -> int:
+        return 0
+
+    async def send(self, data: bytes) -> None:
         if self.gone:
             raise PeerGone
         await trio.sleep(self.cost.pop(0) if self.cost else 0)
@@ -85,7 +88,7 @@ class Wire:
 @asynccontextmanager
 async def pulsing(wire: Wire, quiet: float = 5, patience: float = 15) -> AsyncIterator[Pulse]:
     async with trio.open_nursery() as nursery:
-        pulse = Pulse(wire.write, wire.give_up, quiet, patience)
+        pulse = Pulse(wire, lambda frame: frame, wire.give_up, quiet, patience)
         nursery.start_soon(pulse.beat)
         yield pulse
         await pulse.settle()
