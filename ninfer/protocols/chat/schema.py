@@ -14,17 +14,25 @@ from typing import Annotated, Literal
 import attrs
 
 from ninfer.protocols.chat.rules import AllNull, Zeros
-from ninfer.protocols.chat.turns import FunctionName, FunctionType, Message
-from ninfer.protocols.fields import JsonObject, Length, Match, Never, Only, Range, Source
+from ninfer.protocols.chat.turns import Message
+from ninfer.protocols.fields import JsonObject, Length, Never, Only, Range, Source
 from ninfer.protocols.options import Effort
+from ninfer.protocols.shapes import (
+    FORCED,
+    NOT_FUNCTION,
+    AllowedMode,
+    CacheOptions,
+    FunctionName,
+    FunctionType,
+    NotStrict,
+    Retention,
+    Tokens,
+)
 
-INT31 = 2**31 - 1
 STOP_CHARS = 4096
-FORCED = ("a forced tool call", "tool_choice_not_supported")
 CONSTRAINED = ("constrained decoding", "constrained_decoding_not_supported")
 
 Stop = Annotated[str, Length(1, STOP_CHARS)]
-Tokens = Annotated[int, Range(0, INT31, "tokens")]
 Penalty = Annotated[float, Range(-2, 2)]
 Constraint = Annotated[object, Never(*CONSTRAINED)]
 
@@ -39,12 +47,7 @@ class Function:
     name: FunctionName
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: (
-        Annotated[
-            bool, Only((False,), "arguments that follow the schema strictly", "strict_tools_not_supported")
-        ]
-        | None
-    ) = None
+    strict: NotStrict | None = None
     source: Source = attrs.field(factory=lambda: Source({}))
 
 
@@ -68,9 +71,7 @@ class NamedChoice:
 class CustomChoice:
     """A forced call of one custom tool."""
 
-    type: Annotated[
-        Literal["custom"], Never("tools other than client-executed functions", "tool_type_not_supported")
-    ]
+    type: Annotated[Literal["custom"], Never(*NOT_FUNCTION)]
 
 
 @attrs.frozen
@@ -89,7 +90,6 @@ class Allowed:
     name: str | None = None
 
 
-AllowedMode = Annotated[Literal["auto", "required"], Only(("auto",), *FORCED)]
 AllowedEntries = Annotated[tuple[Allowed, ...], Length(1, None, "tools")]
 
 
@@ -138,14 +138,6 @@ class ResponseFormat:
         Literal["text", "json_object", "json_schema"],
         Only(("text",), "constrained JSON output", "response_format_not_supported"),
     ]
-
-
-@attrs.frozen
-class CacheOptions:
-    """Hints on shared-prefix writes; a time to live is accepted and promises nothing."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Annotated[str, Match("[0-9]{1,6}[smhd]")] | None = None
 
 
 @attrs.frozen
@@ -244,4 +236,4 @@ class ChatRequest:
     safety_identifier: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_retention: Retention | None = None

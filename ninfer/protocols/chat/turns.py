@@ -12,25 +12,15 @@ from typing import Annotated, Literal
 import attrs
 
 from ninfer.protocols.chat.rules import Elsewhere
-from ninfer.protocols.fields import Match, Never, Only
+from ninfer.protocols.fields import Never, Only
+from ninfer.protocols.shapes import Breakpoint, FunctionName, FunctionType, ImageDetail
 
-FunctionName = Annotated[str, Match("[A-Za-z0-9_-]{1,64}")]
-FunctionType = Annotated[
-    str, Only(("function",), "tools other than client-executed functions", "tool_type_not_supported")
-]
 Nameless = Annotated[str, Only(("",), "a participant's identity", "message_name_not_supported")]
 AssistantOnly = Annotated[object, Elsewhere("assistant messages")]
 ToolOnly = Annotated[object, Elsewhere("tool messages")]
 
 
 # Content
-
-
-@attrs.frozen
-class Breakpoint:
-    """A wish for a shared-prefix checkpoint after the part that carries it."""
-
-    mode: Literal["explicit"]
 
 
 @attrs.frozen
@@ -56,13 +46,7 @@ class ImageUrl:
     """Where an image comes from."""
 
     url: str
-    detail: (
-        Annotated[
-            Literal["auto", "low", "high"],
-            Only(("auto",), "an explicit image detail", "image_detail_not_supported"),
-        ]
-        | None
-    ) = None
+    detail: ImageDetail | None = None
 
 
 @attrs.frozen
