@@ -14,13 +14,14 @@ import math
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ninfer.http.json_text import read_slowly
 from ninfer.settings import JsonBudget
 
 QUICK_BYTES = 131_072  # of the densest JSON: 10 ms
-RunBlocking = Callable[[Callable[[], object]], Awaitable[object]]
+T = TypeVar("T")
+RunBlocking = Callable[[Callable[[], T]], Awaitable[T]]
 """Runs a function on a worker thread and gives its result; tests run it in place."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89A-Fa-f]")
@@ -36,11 +37,17 @@ def read_json(body: bytes, budget: JsonBudget) -> object:
     return read_slowly(body, budget)
 
 
-async def load_json(body: bytes, budget: JsonBudget, run_blocking: RunBlocking) -> object:
+async def aside(body: bytes, work: Callable[[], T], run_blocking: RunBlocking[T]) -> T:
+    """Do ``work`` on ``body``: in place when it is small, on a worker thread when it is large.
+
+    For whatever is done with a whole body, its schema and its lowering included: they grow with it.
+    """
+    return work() if len(body) <= QUICK_BYTES else await run_blocking(work)
+
+
+async def load_json(body: bytes, budget: JsonBudget, run_blocking: RunBlocking[object]) -> object:
     """Read one JSON body without holding up the event loop; raise ``Refused``."""
-    if len(body) <= QUICK_BYTES:
-        return read_json(body, budget)
-    return await run_blocking(partial(read_json, body, budget))
+    return await aside(body, partial(read_json, body, budget), run_blocking)
 
 
 def _read_quickly(body: bytes, budget: JsonBudget) -> object:
