@@ -36,7 +36,7 @@ from ninfer.protocols.fields import Reader
 from ninfer.protocols.registry import DIALECTS, protocol_routes
 from ninfer.protocols.service import Ask, ModelCard
 from ninfer.protocols.status import anthropic_type, openai_type, speaks_anthropic, status_of
-from ninfer.service import FrontEnd, ServerService, Watch
+from ninfer.service import FrontEnd, MediaDoor, ServerService, Watch
 from ninfer.settings import JsonBudget
 from ninfer.startup import ServeOptions
 
@@ -79,11 +79,12 @@ def assemble(
     records: Records,
     log: RequestLog,
     ports: Ports,
+    media: MediaDoor | None = None,
 ) -> Application:
     """Wire one server; starts nothing."""
     engine = Engine(device, options.engine)
     card = ModelCard(
-        options.model_id or model.name, device.geometry.max_context, int(ports.now()), options.vision
+        options.model_id or model.name, device.geometry.max_context, int(ports.now()), media is not None
     )
     identity = Identity(card.id, ports.now(), device.geometry.lanes, card.max_context)
     metrics = Metrics(lambda: samples(engine.stats(), identity, engine.failure is None))
@@ -98,6 +99,7 @@ def assemble(
         run_blocking=ports.run_blocking,
         draw_seed=lambda: ports.mint() >> 1,
         watch=lambda ask: _watch(ledger, options, ask),
+        media=media,
     )
     site = build_site(options, service, engine, metrics, records, ports)
     throughput = Throughput(engine.stats, records, log, options.stats_interval, engine.clock)
@@ -123,6 +125,8 @@ def build_site(
         ports.now,
         dialect,
         ports.run_blocking,
+        options.responses,
+        options.defaults.preserve_thinking,
     )
     operate = operate_routes(
         lambda: service.healthy,

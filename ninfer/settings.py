@@ -54,6 +54,14 @@ class JsonBudget:
 
 
 @attrs.frozen
+class ResponseStoreLimits:
+    """What stored Responses may cost together."""
+
+    records: int = 1_024
+    bytes: int = 256 << 20  # envelopes and items, as measured in memory
+
+
+@attrs.frozen
 class PromptBudget:
     """What one prompt may cost before it is tokens.
 
@@ -81,6 +89,23 @@ class ContextCosts:
 
 
 @attrs.frozen
+class MediaOptions:
+    """What media may cost, and from where they may come.  Bytes, seconds, pixels."""
+
+    policy: str = "public"  # public, any, off
+    cache_bytes: int = 1_024 << 20  # prepared payloads kept for later requests
+    live_bytes: int = 2_048 << 20  # all prepared payloads, cached or in use
+    threads: int = 0  # preprocessing workers; 0: as many as cores, at most 16
+    source_bytes: int = 64 << 20  # of one item
+    fetch_seconds: float = 20.0
+    stall_seconds: float = 5.0
+    redirects: int = 5
+    pixels: int = 64_000_000  # of one picture or frame
+    video_pixels: int = 1_000_000_000  # of a video's frames
+    frames: int = 20_000  # of a video
+
+
+@attrs.frozen
 class EngineOptions:
     """Lanes, queue and memory of the engine."""
 
@@ -100,6 +125,7 @@ class EngineOptions:
     costs: ContextCosts = ContextCosts()
     spec: str | None = None  # drafter: a key of spec.drafter.DRAFTERS
     draft_tokens: int = 0  # drafts a round, with ``spec``
+    draft_auto: bool = False  # choose the width of each round, up to ``draft_tokens``
     proposal_head: bool = False  # draft with the artifact's small head
     vision: bool = False
     device_stop: float = 10.0  # seconds that shutdown waits for the device to finish its unit

@@ -22,7 +22,9 @@ from ninfer.settings import (
     ContextCosts,
     EngineOptions,
     GenerationDefaults,
+    MediaOptions,
     Patience,
+    ResponseStoreLimits,
     SamplingOverrides,
     WireLimits,
 )
@@ -44,12 +46,13 @@ class ServeOptions:
     chat_template: Path | None = None
     backend: str = "auto"
     dialect: str = "ninfer"
-    vision: bool = False
+    media: MediaOptions = attrs.field(factory=MediaOptions)
     wire: WireLimits = attrs.field(factory=WireLimits)
     patience: Patience = attrs.field(factory=Patience)
     engine: EngineOptions = attrs.field(factory=EngineOptions)
     defaults: GenerationDefaults = attrs.field(factory=GenerationDefaults)
     sampling: SamplingOverrides = attrs.field(factory=SamplingOverrides)
+    responses: ResponseStoreLimits = attrs.field(factory=ResponseStoreLimits)
     log_level: str = "info"
     stats_interval: float = 5.0  # seconds; 0 is off
     request_log: Path | None = None
@@ -71,8 +74,20 @@ def read_options(args: argparse.Namespace) -> ServeOptions:
         wire=_given(WireLimits, connections=args.max_connections, body_bytes=_mib(args.max_request_mib)),
         patience=_given(Patience, drain=args.drain_seconds),
         engine=_engine(args),
+        media=_given(
+            MediaOptions,
+            policy=args.media_url_policy,
+            cache_bytes=_mib(args.media_cache_mib),
+            live_bytes=_mib(args.media_live_mib),
+            threads=args.media_preprocess_threads,
+        ),
         defaults=_defaults(args),
         sampling=_sampling(args),
+        responses=_given(
+            ResponseStoreLimits,
+            records=args.response_store_max_records,
+            bytes=_mib(args.response_store_max_mib),
+        ),
         **_plain(args),
     )
 
@@ -113,6 +128,7 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         spec=args.spec,
         draft_tokens=_drafts(args),
         proposal_head=args.lm_head_draft,
+        vision=args.vision,
     )
 
 

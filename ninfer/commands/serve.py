@@ -41,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _network(parser.add_argument_group("network"))
     _model(parser.add_argument_group("model and memory"))
     _requests(parser.add_argument_group("requests"))
+    _media(parser.add_argument_group("images and video"))
     _sampling(parser.add_argument_group("sampling defaults"))
     _operation(parser.add_argument_group("operation"))
 
@@ -112,12 +113,47 @@ def _requests(group: argparse._ArgumentGroup) -> None:
         type=number(1),
         help="thinking cap when omitted (default: none)",
     )
+    add(
+        "--response-store-max-records",
+        metavar="N",
+        type=number(1),
+        help="stored Responses (default 1024)",
+    )
+    add(
+        "--response-store-max-mib",
+        metavar="N",
+        type=number(1),
+        help="memory of stored Responses (default 256)",
+    )
     add("--no-thinking", action="store_true", default=None, help="disable thinking by default")
     add(
         "--preserve-thinking",
         action="store_true",
         default=None,
         help="keep reasoning of closed turns by default",
+    )
+
+
+def _media(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--vision", action="store_true", default=None, help="accept images and video (default off)")
+    add(
+        "--media-url-policy",
+        choices=("public", "any", "off"),
+        help="where remote media may be (default public)",
+    )
+    add(
+        "--media-cache-mib",
+        metavar="N",
+        type=number(0),
+        help="prepared media kept for later (default 1024)",
+    )
+    add("--media-live-mib", metavar="N", type=number(1), help="all prepared media (default 2048)")
+    add(
+        "--media-preprocess-threads",
+        metavar="N",
+        type=number(0, 64),
+        help="workers; 0 means as many as cores, at most 16 (default 0)",
     )
 
 

@@ -22,6 +22,7 @@ from ninfer.protocols.fields import Reader, ReadJson
 from ninfer.protocols.frames import Mint
 from ninfer.protocols.service import Finished, ModelCard, Service
 from ninfer.protocols.status import RenderFault, render_fault
+from ninfer.settings import ResponseStoreLimits
 
 Endpoint = Literal["chat", "messages"]
 Warn = Callable[[str], None]
@@ -87,7 +88,8 @@ class Dialect:
 class Kit:
     """What a protocol is built from.
 
-    ``read_json`` raises ``Refused``; ``mint`` gives 64 random bits; ``now`` gives Unix seconds.
+    ``read_json`` raises ``Refused``; ``mint`` gives 64 random bits; ``now`` gives Unix seconds;
+    ``preserve_thinking`` is the server's own setting of that switch.
     """
 
     service: Service
@@ -97,7 +99,13 @@ class Kit:
     now: Callable[[], float]
     dialect: Dialect = Dialect()
     run_blocking: RunBlocking = in_place
+    responses: ResponseStoreLimits = attrs.field(factory=ResponseStoreLimits)
+    preserve_thinking: bool | None = None
 
     async def reading(self, body: bytes, work: Callable[[], T]) -> T:
         """Run the reading of a body: a small one in place, a large one on a worker thread."""
-        return work() if len(body) <= QUICK_BYTES else await self.run_blocking(work)
+        return await self.at_size(len(body), work)
+
+    async def at_size(self, size: int, work: Callable[[], T]) -> T:
+        """Run work on ``size`` bytes of JSON: little of it in place, much of it on a worker thread."""
+        return work() if size <= QUICK_BYTES else await self.run_blocking(work)

@@ -15,10 +15,12 @@ from ninfer.protocols.chat.handler import chat_routes
 from ninfer.protocols.dialect import Dialect, Kit, Warn
 from ninfer.protocols.messages.handler import messages_routes
 from ninfer.protocols.models import models_routes
+from ninfer.protocols.responses.handler import responses_routes
 
 PROTOCOLS: dict[str, Callable[[Kit], tuple[Route, ...]]] = {
     "models": models_routes,
     "chat": chat_routes,
+    "responses": responses_routes,
     "messages": messages_routes,
 }
 

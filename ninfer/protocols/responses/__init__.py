@@ -1,0 +1,1 @@
+"""OpenAI Responses: typed items, semantic events and local state."""
