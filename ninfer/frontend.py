@@ -6,20 +6,31 @@ operator replaces the artifact's, and is examined just as strictly at start-up.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+import anyio.to_thread
 import attrs
+from anyio import CapacityLimiter
 
 from ninfer.engine.job import ThinkingPlan
 from ninfer.faults import StartupError
+from ninfer.media.account import Account
+from ninfer.media.decode import DecodeLimits
+from ninfer.media.fetch import Fetcher, FetchLimits, Policy
+from ninfer.media.resize import read_geometry
+from ninfer.media.room import MediaRoom
 from ninfer.output.session import OutputSession
 from ninfer.prompt.conversation import Conversation
+from ninfer.prompt.media import MediaItem
 from ninfer.prompt.prepare import Preparer
 from ninfer.prompt.prepared import Prepared
 from ninfer.prompt.thinking import check_thinking_capacity, thinking_plan
 from ninfer.prompt.tokens import Vocabulary
-from ninfer.settings import GenerationDefaults
+from ninfer.settings import GenerationDefaults, MediaOptions
 
 
 class Resources(Protocol):
@@ -38,9 +49,9 @@ class ArtifactFront:
 
     preparer: Preparer
 
-    def prepare(self, conversation: Conversation) -> Prepared:
+    def prepare(self, conversation: Conversation, media: Sequence[MediaItem] = ()) -> Prepared:
         """Render and tokenise.  Raises ``Refused``."""
-        return self.preparer.prepare(conversation)
+        return self.preparer.prepare(conversation, media)
 
     def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> OutputSession:
         """Build the output session of one generation."""
@@ -59,8 +70,12 @@ def build_front(
     template: Path | None,
     max_context: int,
     defaults: GenerationDefaults,
+    merge: int | None = None,
 ) -> ArtifactFront:
-    """Load tokenizer and template.  Raises ``StartupError`` naming what is missing or broken."""
+    """Load tokenizer and template; ``merge`` (patches a side of one vision token) admits media.
+
+    Raises ``StartupError`` naming what is missing or broken.
+    """
     generation = b"{}"
     if artifact.has_resource("generation_config.json"):
         generation = artifact.resource("generation_config.json")
@@ -68,7 +83,9 @@ def build_front(
         artifact.resource("tokenizer.json"), artifact.resource("tokenizer_config.json"), generation
     )
     text = _template(artifact, template)
-    return ArtifactFront(Preparer(vocabulary, text, max_context=max_context, defaults=defaults))
+    return ArtifactFront(
+        Preparer(vocabulary, text, max_context=max_context, defaults=defaults, merge=merge)
+    )
 
 
 def _template(artifact: Resources, override: Path | None) -> str:
@@ -78,3 +95,21 @@ def _template(artifact: Resources, override: Path | None) -> str:
         return override.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise StartupError(f"--chat-template {override}: cannot be read ({problem})") from None
+
+
+def build_media(artifact: Resources, options: MediaOptions) -> MediaRoom:
+    """Build the media room from the artifact's processor configs.  Raises ``StartupError``."""
+    geometry = read_geometry(
+        artifact.resource("preprocessor_config.json"), artifact.resource("video_preprocessor_config.json")
+    )
+    workers = CapacityLimiter(options.threads or min(16, os.cpu_count() or 1))
+    fetch = FetchLimits(
+        options.source_bytes, options.fetch_seconds, options.stall_seconds, options.redirects
+    )
+    return MediaRoom(
+        fetcher=Fetcher(cast(Policy, options.policy), fetch),
+        geometry=geometry,
+        limits=DecodeLimits(options.pixels, options.video_pixels, options.frames),
+        account=Account(options.live_bytes, options.cache_bytes),
+        run_blocking=partial(anyio.to_thread.run_sync, limiter=workers),
+    )

@@ -27,7 +27,7 @@ from ninfer.app import Application, Model, Ports, assemble
 from ninfer.artifact import Artifact, open_artifact
 from ninfer.engine.job import Done, Failed, Finish, Job, Sampling, Verdict
 from ninfer.faults import StartupError
-from ninfer.frontend import build_front
+from ninfer.frontend import build_front, build_media
 from ninfer.http.server import listen
 from ninfer.observe.jsonl import RequestLog, open_log
 from ninfer.observe.records import Records, count, seconds, size
@@ -54,7 +54,14 @@ async def _serve(options: ServeOptions, records: Records) -> int:
         artifact.require(_components(options))
         log = stack.enter_context(_log(options, records))
         records.info(f"ninfer {__version__} | {artifact.name} | {size(artifact.size_bytes)}")
-        front = build_front(artifact, options.chat_template, options.engine.max_context, options.defaults)
+        media = build_media(artifact, options.media) if options.engine.vision else None
+        front = build_front(
+            artifact,
+            options.chat_template,
+            options.engine.max_context,
+            options.defaults,
+            media.geometry.merge if media else None,
+        )
         async with build_device(artifact, options.engine, options.backend, records.transient) as device:
             app = assemble(
                 options,
@@ -64,6 +71,7 @@ async def _serve(options: ServeOptions, records: Records) -> int:
                 records,
                 log,
                 Ports(anyio.to_thread.run_sync),
+                media,
             )
             _server_start(log, options, artifact, app)
             return await _live(app, options, started)
@@ -198,7 +206,7 @@ def _server_start(log: RequestLog, options: ServeOptions, artifact: Artifact, ap
                 "prefill_chunk": options.engine.prefill_chunk,
                 "prefix_reuse": options.engine.prefix_reuse,
                 "log_stats_interval_ms": int(options.stats_interval * 1000),
-                "vision": options.vision,
+                "vision": options.engine.vision,
             },
             "sampling_defaults": {
                 "thinking": attrs.asdict(app.service.preset.thinking),

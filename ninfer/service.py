@@ -10,8 +10,13 @@ the engine then watches the same absolute time until admission.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from typing import Protocol
 
 import anyio
@@ -26,9 +31,12 @@ from ninfer.generation import RunningGeneration
 from ninfer.output.deltas import ToolParse
 from ninfer.output.toolcalls import ToolStream
 from ninfer.prompt.conversation import Conversation, MediaPart
+from ninfer.prompt.media import MediaItem
 from ninfer.prompt.prepared import Prepared
 from ninfer.protocols.service import Ask, Generation, ModelCard
 from ninfer.settings import GenerationDefaults, SamplingOverrides
+
+VISION_CONTEXT = 32_768  # tokens of a prompt with media: what the tower's workspace is planned for
 
 
 class EnginePort(Protocol):
@@ -67,10 +75,17 @@ class Watch(Protocol):
         """The generation ended, in whatever way, and its reader is done with it."""
 
 
+class MediaDoor(Protocol):
+    """The media room."""
+
+    def items(self, conversation: Conversation) -> AbstractAsyncContextManager[list[MediaItem]]:
+        """Fetch and prepare a conversation's media, held for the block.  Raises ``Refused``."""
+
+
 class FrontEnd(Protocol):
     """The prompt and output rooms, bound to one artifact."""
 
-    def prepare(self, conversation: Conversation) -> Prepared:
+    def prepare(self, conversation: Conversation, media: Sequence[MediaItem] = ()) -> Prepared:
         """Render and tokenise; runs on a worker thread.  Raises ``Refused``."""
 
     def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> Judge:
@@ -93,7 +108,7 @@ class ServerService:
     run_blocking: Callable[[Callable[[], Prepared]], Awaitable[Prepared]]
     draw_seed: Callable[[], int]
     watch: Callable[[Ask], Watch]
-    media: Callable[[Conversation], Awaitable[Conversation]] | None = None
+    media: MediaDoor | None = None
 
     @property
     def healthy(self) -> bool:
@@ -102,7 +117,8 @@ class ServerService:
 
     async def count(self, conversation: Conversation) -> int:
         """Count prompt tokens; the same path as a generation, without a seat."""
-        return len((await self._prepare(conversation)).ids)
+        async with self._prepared(conversation) as prepared:
+            return len(prepared.ids)
 
     def open(self, ask: Ask) -> AbstractAsyncContextManager[Generation]:
         """Take a seat, prepare, submit; see ``protocols.service.Service``."""
@@ -112,19 +128,22 @@ class ServerService:
     async def _open(self, ask: Ask) -> AsyncIterator[Generation]:
         with self.engine.seat() as seat:
             watch = self.watch(ask)
-            job, generation = await self._make(ask, seat, watch)
-            terminal = _Terminal(watch, generation)
-            generation.events = self.engine.submit(attrs.evolve(job, on_end=terminal.ended))
-            try:
-                yield generation
-            finally:
-                generation.events.close()
-                terminal.left()
+            async with AsyncExitStack() as held:
+                job, generation = await self._make(ask, seat, watch, held)
+                terminal = _Terminal(watch, generation)
+                generation.events = self.engine.submit(attrs.evolve(job, on_end=terminal.ended))
+                try:
+                    yield generation
+                finally:
+                    generation.events.close()
+                    terminal.left()
 
-    async def _make(self, ask: Ask, seat: Seat, watch: Watch) -> tuple[Job, RunningGeneration]:
+    async def _make(
+        self, ask: Ask, seat: Seat, watch: Watch, held: AsyncExitStack
+    ) -> tuple[Job, RunningGeneration]:
         try:
             with seat.patience():
-                prepared = await self._prepare(ask.conversation)
+                prepared = await held.enter_async_context(self._prepared(ask.conversation))
             job, generation = self._job(ask, prepared, seat)
         except Refused as refusal:
             watch.refused(refusal.fault)
@@ -136,19 +155,28 @@ class ServerService:
         generation.on_first, generation.on_shift = watch.first_token, watch.shifted
         return job, generation
 
-    async def _prepare(self, conversation: Conversation) -> Prepared:
-        if self.media is not None:
-            conversation = await self.media(conversation)
-        else:
-            _refuse_media(conversation)
-        prepared = await self.run_blocking(lambda: self.front.prepare(conversation))
-        if len(prepared.ids) > self.card.max_context:
+    @asynccontextmanager
+    async def _prepared(self, conversation: Conversation) -> AsyncIterator[Prepared]:
+        """Prepare a prompt and keep its media for the block."""
+        async with AsyncExitStack() as held:
+            items: list[MediaItem] = []
+            if self.media is None:
+                _refuse_media(conversation)
+            else:
+                items = await held.enter_async_context(self.media.items(conversation))
+            prepared = await self.run_blocking(lambda: self.front.prepare(conversation, items))
+            self._check_length(prepared)
+            yield prepared
+
+    def _check_length(self, prepared: Prepared) -> None:
+        limit = self.card.max_context
+        if prepared.media:
+            limit = min(limit, VISION_CONTEXT)
+        if len(prepared.ids) > limit:
             raise invalid(
-                f"the prompt has {len(prepared.ids)} tokens, "
-                f"more than the context of {self.card.max_context} tokens",
+                f"the prompt has {len(prepared.ids)} tokens, more than the context of {limit} tokens",
                 code="context_length_exceeded",
             )
-        return prepared
 
     def _job(self, ask: Ask, prepared: Prepared, seat: Seat) -> tuple[Job, RunningGeneration]:
         sampling = presets.settle(

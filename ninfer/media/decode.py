@@ -23,7 +23,7 @@ from PIL import Image, ImageOps, ImageSequence
 from ninfer.faults import Refused, invalid
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_BROKEN: tuple[type[Exception], ...] = (
+BROKEN: tuple[type[Exception], ...] = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, KeyError, IndexError),
     *(TypeError, AttributeError, OverflowError, RuntimeError, Image.DecompressionBombError),
 )
@@ -54,7 +54,7 @@ def open_picture(data: bytes, param: str, limits: DecodeLimits) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library's own size warning; ours is a refusal
             picture = Image.open(io.BytesIO(data), formats=FORMATS)
-    except _BROKEN:
+    except BROKEN:
         raise bad(param, "is not a PNG, JPEG, WebP or GIF picture") from None
     if picture.width * picture.height > limits.pixels:
         raise too_many(param, picture.width, picture.height, limits.pixels)
@@ -67,12 +67,29 @@ def decode_picture(data: bytes, param: str, limits: DecodeLimits) -> Image.Image
     try:
         picture.load()
         return _rgb(ImageOps.exif_transpose(picture) or picture)
-    except _BROKEN:
+    except BROKEN:
         raise bad(param, "is a damaged picture") from None
 
 
+def animation_size(data: bytes, param: str, limits: DecodeLimits) -> tuple[int, float, int, int] | None:
+    """Return (frames, frames a second, height, width) of an animated GIF or WebP; None if it is none."""
+    picture = _animated(data, param, limits)
+    if picture is None:
+        return None
+    try:
+        spans = [_shown(frame) for frame in ImageSequence.Iterator(picture)]
+    except BROKEN:
+        raise bad(param, "is a damaged animation") from None
+    return len(spans), len(spans) / sum(spans), picture.height, picture.width
+
+
 def animation(data: bytes, param: str, limits: DecodeLimits) -> Iterator[tuple[Image.Image, float]] | None:
-    """Yield (frame, seconds) of an animated GIF or WebP; None if it is no such file."""
+    """Yield (frame, second) of an animated GIF or WebP; None if it is no such file."""
+    picture = _animated(data, param, limits)
+    return None if picture is None else _frames(picture, param)
+
+
+def _animated(data: bytes, param: str, limits: DecodeLimits) -> Image.Image | None:
     try:
         picture = open_picture(data, param, limits)
     except Refused as refused:
@@ -80,13 +97,11 @@ def animation(data: bytes, param: str, limits: DecodeLimits) -> Iterator[tuple[I
             raise
         return None
     count = getattr(picture, "n_frames", 1)
-    if count > limits.frames:
-        raise invalid(
-            f"{param} has {count} frames, more than {limits.frames}",
-            param=param,
-            code="media_budget_exceeded",
-        )
-    return _frames(picture, param)
+    over = count > limits.frames or count * picture.width * picture.height > limits.video_pixels
+    if over:
+        message = f"{param} has {count} frames of {picture.width} x {picture.height}, more than is decoded"
+        raise invalid(message, param=param, code="media_budget_exceeded")
+    return picture
 
 
 def _frames(picture: Image.Image, param: str) -> Iterator[tuple[Image.Image, float]]:
@@ -94,9 +109,15 @@ def _frames(picture: Image.Image, param: str) -> Iterator[tuple[Image.Image, flo
     try:
         for frame in ImageSequence.Iterator(picture):
             yield _rgb(frame.copy()), now
-            now += max(10, frame.info.get("duration") or 100) / 1000
-    except _BROKEN:
+            now += _shown(frame)
+    except BROKEN:
         raise bad(param, "is a damaged animation") from None
+
+
+def _shown(frame: Image.Image) -> float:
+    """Seconds for which a frame is shown; unsaid or absurdly short spans count as browsers count them."""
+    milliseconds = frame.info.get("duration") or 0
+    return (milliseconds if milliseconds >= 20 else 100) / 1000
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -9,7 +9,6 @@ The one thing a reader would get wrong: a still picture fills both time slots of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
@@ -18,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from ninfer.faults import Refused, invalid
-from ninfer.media.decode import DecodeLimits, Pixels, animation, bad, decode_picture
+from ninfer.media.decode import DecodeLimits, Pixels, animation, animation_size, bad, decode_picture
 from ninfer.media.resize import Geometry, Unfit, picture_size, run_seconds, sampled_frames, video_size
 from ninfer.media.video import read_video
 
@@ -81,27 +79,10 @@ def _sampled(
     moving = animation(data, param, limits)
     if moving is None:
         return read_video(data, param, g, limits)
-    shown = list(_bounded(moving, param, limits))
-    length = shown[-1][1] + (shown[-1][1] / max(1, len(shown) - 1) if len(shown) > 1 else 1.0)
-    chosen = [shown[i] for i in sampled_frames(len(shown), len(shown) / length, g)]
-    return [frame for frame, _ in chosen], [second for _, second in chosen]
-
-
-def _bounded(
-    moving: Iterable[tuple[Image.Image, float]], param: str, limits: DecodeLimits
-) -> Iterator[tuple[Image.Image, float]]:
-    total = 0
-    for frame, second in moving:
-        total += frame.width * frame.height
-        if total > limits.video_pixels:
-            raise over_volume(param, limits)
-        yield frame, second
-
-
-def over_volume(param: str, limits: DecodeLimits) -> Refused:
-    """Build the refusal of a video with too many pixels in all."""
-    message = f"{param} has more than {limits.video_pixels} pixels in its frames"
-    return invalid(message, param=param, code="media_budget_exceeded")
+    count, fps, _, _ = animation_size(data, param, limits) or (0, 0.0, 0, 0)
+    chosen = set(sampled_frames(count, fps, g))
+    kept = [shown for index, shown in enumerate(moving) if index in chosen]
+    return [frame for frame, _ in kept], [second for _, second in kept]
 
 
 def _resized(picture: Image.Image, height: int, width: int) -> Pixels:
