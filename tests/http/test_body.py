@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ninfer.faults import Kind, Refused
 from ninfer.http import json_text
-from ninfer.http.body import QUICK_BYTES, load_json, read_json
+from ninfer.http.body import read_json
 from ninfer.http.json_text import read_slowly
 from ninfer.settings import JsonBudget
 
@@ -162,20 +162,6 @@ def test_steps_do_not_show(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def test_a_hostile_name_does_not_fill_the_message() -> None:
     fault = verdict(read_json, b'{"' + b"a" * 9_000 + b'": 1e999}')
     assert len(getattr(fault, "message", "")) < 300
-
-
-async def test_large_bodies_are_read_on_a_worker_and_small_ones_in_place() -> None:
-    calls = []
-
-    async def run_blocking(work: Callable[[], object]) -> object:
-        calls.append(work)
-        return work()
-
-    small, large = b'["x"]', b'["' + b"x" * QUICK_BYTES + b'"]'
-    assert await load_json(small, BUDGET, run_blocking) == ["x"] and not calls
-    assert await load_json(large, BUDGET, run_blocking) == ["x" * QUICK_BYTES] and len(calls) == 1
-    with pytest.raises(Refused):
-        await load_json(large + b"}", BUDGET, run_blocking)
 
 
 HOSTILE = {
