@@ -19,6 +19,7 @@ from ninfer.protocols.chat.schema import ChatRequest
 from tests.protocols.chat.cases import TOOL, TYPES, call
 from tests.protocols.chat.test_clients import OPEN_CODE, QWEN_CODE, WEB_UI, WRAPPER
 from tests.protocols.fakes import READER, RecordingExchange, ScriptedService, kit, read_json, request
+from tests.protocols.mutation import ACTS, Path, changed, places
 
 T = TypeVar("T")
 
@@ -31,7 +32,6 @@ def lower(body: object) -> None:
 
 # Mutations: some place of a good body is replaced, dropped, doubled or renamed.
 
-Path = tuple[str | int, ...]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
     lambda inner: (
@@ -55,33 +55,6 @@ WORDS = st.sampled_from(
 )
 
 
-def places(value: Any, path: Path = ()) -> list[Path]:
-    inner: list[tuple[str | int, Any]] = []
-    if isinstance(value, dict):
-        inner = list(value.items())
-    elif isinstance(value, list):
-        inner = list(enumerate(value))
-    return [path, *(place for step, item in inner for place in places(item, (*path, step)))]
-
-
-def changed(body: Any, path: Path, act: str, new: Any, word: str) -> Any:
-    if not path:
-        return new
-    copy = dict(body) if isinstance(body, dict) else list(body)
-    step: Any = path[0]
-    if len(path) > 1:
-        copy[step] = changed(copy[step], path[1:], act, new, word)
-    elif act == "drop":
-        del copy[step]
-    elif act == "rename" and isinstance(copy, dict):
-        copy[word] = copy.pop(step)
-    elif act == "double" and isinstance(copy, list):
-        copy.append(copy[step])
-    else:
-        copy[step] = new
-    return copy
-
-
 BODIES = [QWEN_CODE, OPEN_CODE, WEB_UI, WRAPPER]
 PLACES = [(body, place) for body in BODIES for place in places(body)]
 
@@ -89,7 +62,7 @@ PLACES = [(body, place) for body in BODIES for place in places(body)]
 @settings(max_examples=400)
 @given(
     st.sampled_from(PLACES),
-    st.sampled_from(["drop", "rename", "double", "replace"]),
+    st.sampled_from(ACTS),
     JSON,
     WORDS,
     st.data(),

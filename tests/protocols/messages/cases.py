@@ -64,6 +64,8 @@ def marked(count: int) -> list[dict[str, Any]]:
 
 B0 = "messages[0].content[0]"
 REQUIRED = "is required"
+NO_OBJECTS: list[Any] = ["{}", [], None, 5]
+NO_CONTENT: list[Any] = [None, 5, {}, True]
 STRING, OBJECT, ARRAY = "must be a string", "must be an object", "must be an array"
 BOOLEAN, INTEGER = "must be a boolean", "must be an integer"
 BLOCKS = (
@@ -117,10 +119,7 @@ ENVELOPE: list[Row] = [
         for role in ("tool", "User", "function", "")
     ],
     ({"messages": [{"role": "user"}]}, "messages[0].content", REQUIRED),
-    *[
-        (turns(("user", bad)), "messages[0].content", "must be a string or an array")
-        for bad in (None, 5, {}, True)
-    ],
+    *[(turns(("user", bad)), "messages[0].content", "must be a string or an array") for bad in NO_CONTENT],
     (turns(("user", "\ud83d")), "messages[0].content", "holds a lone surrogate"),
 ]
 
@@ -297,7 +296,7 @@ CONTENT: list[Row] = [
         for name in ("", "a b", "a>b", "é", "x" * 129)
     ],
     (block({"type": "tool_use", "id": "a", "name": "a"}, "assistant"), f"{B0}.input", REQUIRED),
-    *[(block(use(input=bad), "assistant"), f"{B0}.input", OBJECT) for bad in ("{}", [], None, 5)],
+    *[(block(use(input=bad), "assistant"), f"{B0}.input", OBJECT) for bad in NO_OBJECTS],
     ({"system": [{"type": "image", "source": {}}]}, "system[0].type", 'must be one of "text"'),
     ({"system": [{"text": "x"}]}, "system[0].type", REQUIRED),
     ({"system": [{"type": "text"}]}, "system[0].text", REQUIRED),
@@ -437,7 +436,7 @@ TOOLS: list[Row] = [
     *[(tool(name=name), f"{T0}.name", NAME) for name in ("", "a.b", "a b", "x" * 129)],
     (tool(name=5), f"{T0}.name", STRING),
     (tool(description=5), f"{T0}.description", STRING),
-    *[(tool(input_schema=bad), f"{T0}.input_schema", OBJECT) for bad in ("{}", [], None)],
+    *[(tool(input_schema=bad), f"{T0}.input_schema", OBJECT) for bad in NO_OBJECTS],
     (tool(input_schema={"type": "string"}), f"{T0}.input_schema.type", 'must be "object"'),
     (tool(input_schema={"a": "\ud800"}), f"{T0}.input_schema.a", "holds a lone surrogate"),
     (tool(input_examples={}), f"{T0}.input_examples", ARRAY),

@@ -22,6 +22,19 @@ DELTAS = {
     "text_delta": ("text", "text"),
     "input_json_delta": ("tool_use", "partial_json"),
 }
+BLOCKS = {"content_block_start", "content_block_delta", "content_block_stop"}
+MAY_COME = {
+    "new": {"message_start", "error"},
+    "answering": {*BLOCKS, "message_delta", "error"},
+    "stopping": {"message_stop", "error"},
+    "ended": set[str](),
+}
+AFTER = {
+    "message_start": "answering",
+    "message_delta": "stopping",
+    "message_stop": "ended",
+    "error": "ended",
+}
 USAGE = {"input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"}
 
 
@@ -34,16 +47,13 @@ class Stream:
     error: dict[str, Any] | None = None
     _open: dict[str, Any] | None = None
     _json: str = ""
-    _ended: bool = False
+    _phase: str = "new"
 
     def take(self, event: Event) -> None:
         """Check one event against what may come here."""
         body = event.json
-        assert event.name == body["type"] and not self._ended and self.error is None
-        assert bool(self.message) != (event.name == "message_start") or event.name == "error"
-        assert ("stop_reason" in self.message and self.message["stop_reason"]) == (
-            event.name == "message_stop" and self.message["stop_reason"]
-        ) or event.name == "error"
+        assert event.name == body["type"] and event.name in MAY_COME[self._phase]
+        self._phase = AFTER.get(event.name, self._phase)
         getattr(self, f"_{event.name}")(body)
 
     def _message_start(self, body: dict[str, Any]) -> None:
@@ -91,7 +101,6 @@ class Stream:
 
     def _message_stop(self, body: dict[str, Any]) -> None:
         assert body == {"type": "message_stop"}
-        self._ended = True
 
     def _error(self, body: dict[str, Any]) -> None:
         assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
@@ -100,7 +109,7 @@ class Stream:
     @property
     def whole(self) -> bool:
         """Whether it ended as a stream should."""
-        return self._ended or self.error is not None
+        return self._phase == "ended"
 
 
 def read_stream(events: Sequence[Event]) -> Stream:
