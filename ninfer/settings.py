@@ -33,6 +33,7 @@ class Patience:
 
     head: float = 10.0  # first byte of a head to its blank line
     idle: float = 75.0  # between requests of one connection
+    settled: float = 1.0  # idle for less than this, a connection is not closed to make room
     stall: float = 15.0  # longest gap between two body reads
     body_floor_after: float = 30.0  # from here on a body must keep the floor rate
     body_floor: int = 65_536  # bytes a second, averaged

@@ -95,7 +95,9 @@ def settle_in(scheduler: Scheduler) -> None:
     for n in range(8):
         seq = sequence(n + 1, (200_000 + n,) * 4_096)
         scheduler.admit(seq)
-    while not scheduler.residents or any(seq.state is not State.DECODING for seq in scheduler.residents):
+    while not scheduler.roster.residents or any(
+        seq.state is not State.DECODING for seq in scheduler.roster.residents
+    ):
         for flight in scheduler.plan():
             sampled = getattr(flight.unit, "sample", False) or isinstance(flight.unit, Decode)
             rows = tuple(RowResult((5,)) for _ in flight.rows) if sampled else ()

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import attrs
 
-from ninfer.engine.device import HostLoad, Prefill, Row, Unit
+from ninfer.engine.device import HostLoad, Prefill, Row, Settle, Unit
 from ninfer.engine.sequence import Sequence, State
 
 
 @attrs.frozen(eq=False)
 class Flight:
-    """A unit and whose rows it carries; ``control`` are forced tokens, ``role`` why it runs."""
+    """A unit and whose rows it carries; ``control`` are forced tokens, ``role`` why it runs.
+
+    ``drafts`` says how many tokens each row drafts; it is empty without speculation.
+    """
 
     unit: Unit
     rows: tuple[Sequence, ...] = ()
     control: tuple[int, ...] = ()
     role: State = State.DECODING
+    drafts: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -85,10 +89,25 @@ def feed(seq: Sequence, upto: int) -> Flight:
     return Flight(unit, (seq,), control, seq.state)
 
 
-def row(seq: Sequence) -> Row:
-    """Build a plain decode row; a token that has not been read yet is on the device."""
-    token = None if seq.unread else seq.outputs[-1]
-    return Row(seq.lane, seq.slot, seq.frontier, seq.pages, token, seq.job.prompt.rope_delta)
+def row(seq: Sequence, draft: int = 0) -> Row:
+    """Build a decode row; a token that has not been read yet is on the device."""
+    return Row(
+        lane=seq.lane,
+        slot=seq.slot,
+        frontier=seq.frontier,
+        pages=seq.pages,
+        token=None if seq.unread else seq.outputs[-1],
+        rope_delta=seq.job.prompt.rope_delta,
+        draft=draft,
+        keep=seq.keep,
+    )
+
+
+def settle(seq: Sequence, units: list[Unit]) -> None:
+    """Make the state of ``seq`` take in what its last verification left open."""
+    if seq.keep is not None:
+        units.append(Settle(seq.lane, seq.slot, seq.keep, seq.pages))
+        seq.keep = None
 
 
 def processed(flight: Flight) -> int | None:

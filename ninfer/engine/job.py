@@ -153,10 +153,66 @@ class Shifted:
 
 
 @attrs.frozen
-class Summary:
-    """Everything the request log, usage and metrics need about a finished generation.
+class Spent:
+    """Seconds of the engine's task that passed over a request, by phase; waiting for the device apart.
 
-    Times are clock seconds (absolute), durations are seconds.
+    The last two are the part of both that went to decode rounds.
+    """
+
+    host: tuple[tuple[str, float], ...] = ()
+    wait: float = 0.0
+    decode_host: float = 0.0
+    decode_wait: float = 0.0
+
+    def plus(self, other: Spent, sign: int = 1) -> Spent:
+        """Add, or with ``sign`` -1 subtract."""
+        mine = dict(self.host)
+        host = tuple((name, mine.get(name, 0.0) + sign * value) for name, value in other.host)
+        return Spent(
+            host,
+            self.wait + sign * other.wait,
+            self.decode_host + sign * other.decode_host,
+            self.decode_wait + sign * other.decode_wait,
+        )
+
+
+@attrs.define
+class Feed:
+    """Seconds that a request's prompt (or replay) units took: host before, wait, host after, device."""
+
+    submit: float = 0.0
+    wait: float = 0.0
+    post: float = 0.0
+    gpu: float = 0.0
+
+
+@attrs.define
+class Moved:
+    """Context copies by (resource, direction): bytes, and seconds of the device."""
+
+    bytes: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    seconds: dict[tuple[str, str], float] = attrs.field(factory=dict)
+
+    def add(self, key: tuple[str, str], size: int, seconds: float) -> None:
+        """Count one copy."""
+        self.bytes[key] = self.bytes.get(key, 0) + size
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+
+    def total(self, direction: str) -> int:
+        """Bytes of one direction."""
+        return sum(size for (_, way), size in self.bytes.items() if way == direction)
+
+    def copy(self) -> Moved:
+        """Return one that no longer grows."""
+        return Moved(dict(self.bytes), dict(self.seconds))
+
+
+@attrs.frozen
+class Summary:
+    """Everything the request log, usage and metrics need about a generation, finished or not.
+
+    Times are clock seconds (absolute), durations are seconds.  ``first_output`` is the summary as it
+    stood just before the first text was published.
     """
 
     prompt_tokens: int = 0
@@ -169,7 +225,9 @@ class Summary:
     path: str = "root"
     arrived: float = 0.0
     submitted: float = 0.0
+    queued_until: float | None = None  # when the attempt began that admitted it
     admitted: float | None = None
+    bound: float | None = None  # when the state it starts from was there
     first_token: float | None = None
     last_token: float | None = None
     ended: float = 0.0
@@ -188,6 +246,12 @@ class Summary:
     replayed_tokens: int = 0
     paused_seconds: float = 0.0
     miss_reason: str | None = None
+    preferred_tokens: int = 0  # of the prompt that the best known source would have spared
+    exposed: Spent = Spent()
+    prefill: Feed = attrs.field(factory=Feed)
+    replay: Feed = attrs.field(factory=Feed)
+    moved: Moved = attrs.field(factory=Moved)
+    first_output: Summary | None = None
 
 
 @attrs.frozen

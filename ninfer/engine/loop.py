@@ -26,7 +26,8 @@ from ninfer.engine.cycle import Flight, Landed
 from ninfer.engine.device import Device, Ticket
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
 from ninfer.engine.memory import Memory
-from ninfer.engine.scheduler import News, Scheduler
+from ninfer.engine.roster import News
+from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.sequence import Sequence, State
 from ninfer.engine.stats import Phase, Statistics
 from ninfer.faults import Broken, Fault, Refused
@@ -106,12 +107,12 @@ class Engine:
 
     def stats(self) -> Statistics:
         """Take a snapshot of counters and gauges."""
-        scheduler, memory = self.scheduler, self.scheduler.memory
-        states = [seq.state for seq in scheduler.residents]
+        roster, memory = self.scheduler.roster, self.scheduler.memory
+        states = [seq.state for seq in roster.residents]
         return Statistics(
             running=len(states),
-            waiting=len(scheduler.waiting),
-            paused=len(scheduler.paused),
+            waiting=len(roster.waiting),
+            paused=len(roster.paused),
             prefilling=states.count(State.PREFILLING),
             decode_ready=states.count(State.DECODING),
             replaying=states.count(State.REPLAYING),
@@ -122,7 +123,7 @@ class Engine:
             checkpoints=len(memory.retention),
             seats_taken=self.seats.taken,
             seats_capacity=self.seats.capacity,
-            counters=scheduler.snapshot(),
+            counters=self.scheduler.snapshot(),
         )
 
     def check(self) -> None:
@@ -149,7 +150,7 @@ class Engine:
         for flight in cycle:
             self._flights.append((flight, self.device.submit(flight.unit)))
         self._spend(Phase.SUBMIT)
-        for seq in [seq for seq in self.scheduler.residents if seq.tally.admitted is None]:
+        for seq in [seq for seq in self.scheduler.roster.residents if seq.tally.admitted is None]:
             self._announce(seq)
         self._tell_news()
         self._spend(Phase.COMMIT)
@@ -168,7 +169,7 @@ class Engine:
 
     async def _rest(self) -> None:
         """Sleep until someone submits; a request that nothing can move is a broken invariant."""
-        spent = [seq for seq in self.scheduler.residents if seq.spent]
+        spent = [seq for seq in self.scheduler.roster.residents if seq.spent]
         for seq in spent:
             self._finish(seq, seq.limit())
         if spent:
@@ -195,7 +196,8 @@ class Engine:
 
     def _tell_news(self) -> None:
         """Publish the steps of pauses and recoveries."""
-        news, self.scheduler.news = self.scheduler.news, []
+        news = self.scheduler.roster.news[:]
+        self.scheduler.roster.news.clear()
         for item in news:
             now = self.clock()
             if item.transition == "pause_started":
@@ -302,14 +304,14 @@ class Engine:
         """Fail requests that still wait at their deadline, on the exact second."""
         while True:
             self._alarm = anyio.Event()
-            soonest = min((seq.job.deadline for seq in self.scheduler.waiting), default=math.inf)
+            soonest = min((seq.job.deadline for seq in self.scheduler.roster.waiting), default=math.inf)
             with anyio.CancelScope(deadline=soonest):
                 await self._alarm.wait()
             self._expire()
 
     def _expire(self) -> None:
         now = self.clock()
-        for seq in [seq for seq in self.scheduler.waiting if seq.job.deadline <= now]:
+        for seq in [seq for seq in self.scheduler.roster.waiting if seq.job.deadline <= now]:
             self._fail(seq, admission.queue_timeout())
 
     def _spend(self, phase: Phase | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import attrs
 
 from ninfer.engine.cache import Cache, Source
-from ninfer.engine.device import Geometry, Unit
+from ninfer.engine.device import Bind, Geometry, Unit
 from ninfer.engine.pause import Snapshots
 from ninfer.engine.prefix import Tree
 from ninfer.engine.retention import Retention
@@ -55,6 +55,27 @@ class Memory:
         if seq in self.snapshots.kept:
             return self.snapshots.needs(seq, upto)
         return self.cache.pages_needed(self.source_for(seq, stop), upto)
+
+    def affordable_source(self, seq: Sequence, stop: int) -> Source:
+        """Choose the same, or the root where the pages on the way could not be had."""
+        source = self.source_for(seq, stop)
+        if self.cache.pages_needed(source, stop) > self.available:
+            return Source(common=source.common, reason="no room for its retained prefix")
+        return source
+
+    def take_lane(self, seq: Sequence, source: Source | None, units: list[Unit]) -> None:
+        """Bind a lane and fill its slot from ``source``, or from the snapshot when there is none."""
+        seq.lane = self.space.take_lane()
+        units.append(Bind(seq.lane, seq.job.sampling, seq.sampled))
+        if source is None:
+            self.retention.free_slot(units)
+            seq.slot = self.space.take_slot()
+            self.retention.free_pages(self.snapshots.kept[seq].blob.pages, units)
+            self.snapshots.load(seq, units)
+        else:
+            self.cache.seat(seq, source, units)
+        self.cache.forget(seq)
+        seq.bypassed = 0
 
     def grow(self, seq: Sequence, upto: int, units: list[Unit]) -> bool:
         """Make room for tokens ``frontier .. upto``, at the cost of the cache alone."""

@@ -101,6 +101,8 @@ class Sequence:
     whole: Identity = attrs.field(init=False)  # of the prompt
     thinking_tokens: int = 0  # accepted in the reasoning channel, control included
     model_thinking_tokens: int = 0
+    keep: int | None = None  # positions of its last verification that its state is to take in
+    acceptance: float | None = None  # running share of its drafts that were accepted
     source: Node | None = None  # the checkpoint it started from
     cuts: dict[int, Kind] = attrs.field(factory=dict)  # frontiers to capture, in order
     recovering: bool = False  # brought back and nothing new committed yet: not to be paused again
@@ -238,6 +240,27 @@ class Sequence:
         if self.reached < self.prompt_tokens or not self.outputs:
             return State.PREFILLING
         return State.STEERING if self.must_steer() else State.DECODING
+
+    def verified(self, tokens: int, drafted: int) -> None:
+        """Take in a verification that produced ``tokens``; the state follows when it is settled."""
+        tally, accepted = self.tally, tokens - 1
+        self.keep = tokens
+        self.frontier += tokens
+        self.reached = self.frontier
+        tally.spec_rounds += 1
+        tally.drafted += drafted
+        tally.accepted += accepted
+        counts = list(tally.accepted_per_position) + [0] * drafted
+        for position in range(accepted):
+            counts[position] += 1
+        tally.accepted_per_position = tuple(counts[: max(len(tally.accepted_per_position), drafted)])
+
+    def cut_round(self) -> None:
+        """Let the frontier end with the last token taken, which was an accepted draft."""
+        untaken = self.frontier + 1 - self.known
+        if self.keep is not None and untaken > 0:
+            self.keep -= untaken - 1
+            self.frontier -= untaken - 1
 
     def summary(self, ended: float) -> Summary:
         """Freeze everything the log, usage and metrics need."""

@@ -27,6 +27,23 @@ class Phase(enum.Enum):
     MAINTENANCE = "engine_maintenance"
 
 
+class WorkClass(enum.Enum):
+    """What kind of unit the engine's time went to."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    CONTROL = "control"  # control tokens, copies, and time without any unit
+
+
+@attrs.frozen
+class Selection:
+    """Where an admitted prompt started."""
+
+    path: str  # "root" or "checkpoint"
+    prompt_tokens: int
+    reused_tokens: int
+
+
 @attrs.define
 class Counters:
     """Totals since start.  Tokens, units and seconds; names follow the metrics."""
@@ -53,6 +70,8 @@ class Counters:
     spilled_pages: int = 0
     device_wait: float = 0.0
     host_work: dict[str, float] = attrs.field(factory=dict)  # by Phase value
+    host_by_class: dict[str, float] = attrs.field(factory=dict)  # the same time by WorkClass value
+    wait_by_class: dict[str, float] = attrs.field(factory=dict)  # ``device_wait`` by WorkClass value
     transfer_bytes: dict[tuple[str, str], int] = attrs.field(factory=dict)  # (resource, direction)
     transfer_seconds: dict[tuple[str, str], float] = attrs.field(factory=dict)
 
@@ -61,6 +80,8 @@ class Counters:
         return attrs.evolve(
             self,
             host_work=dict(self.host_work),
+            host_by_class=dict(self.host_by_class),
+            wait_by_class=dict(self.wait_by_class),
             transfer_bytes=dict(self.transfer_bytes),
             transfer_seconds=dict(self.transfer_seconds),
         )
@@ -84,3 +105,4 @@ class Statistics:
     seats_taken: int
     seats_capacity: int
     counters: Counters
+    last_selection: Selection | None = None

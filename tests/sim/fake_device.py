@@ -264,8 +264,9 @@ class FakeDevice:
             raise Trespass(f"a chunk of {len(unit.ids)} tokens")
         if not unit.ids and not unit.sample:
             raise Trespass("a feeding of nothing")
+        if lane.verifying:
+            raise Trespass("a verification was never settled")
         self._audit(image, unit.start, unit.pages, unit.start + len(unit.ids))
-        lane.verifying = ()
         for offset, token in enumerate(unit.ids):
             index = unit.start + offset
             position = (index + unit.rope_delta,) * 3

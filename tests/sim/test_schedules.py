@@ -69,6 +69,7 @@ def machines(draw: st.DrawFn) -> tuple[Geometry, EngineOptions]:
         max_context=64,
         prefill_chunk=draw(st.sampled_from((4, 16, 64))),
         host_bytes=draw(st.sampled_from((0, 1_500, 6_000, 100_000))),
+        drafts=draw(st.sampled_from((0, 0, 3))),
     )
     options = EngineOptions(
         prefix_reuse=draw(st.booleans()),
@@ -76,6 +77,8 @@ def machines(draw: st.DrawFn) -> tuple[Geometry, EngineOptions]:
         junction_tokens=draw(st.sampled_from((1, 8))),
         costs=ContextCosts(0.0, draw(st.sampled_from((1e5, 1e9))), 1e-3, 1e-6),
         max_pending=64,
+        draft_tokens=geometry.drafts,
+        draft_auto=draw(st.booleans()),
     )
     return geometry, options
 
