@@ -20,6 +20,10 @@ class Piece:
     reasoning: str = ""
     content: str = ""
 
+    def __bool__(self) -> bool:
+        """Whether there is any text."""
+        return bool(self.reasoning or self.content)
+
 
 @attrs.frozen
 class ParsedCall:
