@@ -1,12 +1,14 @@
 """Gated grouped-query attention over a paged cache, in float32.
 
-Decode and verify rows are computed one by one over the key grid of ``TILE`` tokens; prefill rows tile
-by tile with an online softmax over key blocks, so no more than one tile of scores exists at a time.
-Both grids are aligned to absolute token indices.  The one thing a reader would get wrong: frequency
+Decode and verify rows are computed one by one, page by page; prefill rows tile by tile with an online
+softmax over key blocks, so no more than one tile of scores exists at a time.  Both grids are aligned to
+absolute token indices.  The one thing a reader would get wrong: frequency
 pair d takes its position from axis d % 3 only while that axis has sections left, else from the time axis.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import attrs
 import numpy as np
@@ -15,6 +17,7 @@ from ninfer.ops.numpy_state import TILE, Floats, Frame, Ints, Pages
 from ninfer.ops.verbs import Step
 
 BLOCK = 4 * TILE  # keys of a prefill block
+LOWEST = np.float32(-1e30)  # stands in for the peak of a row without keys
 
 
 @attrs.frozen(eq=False)
@@ -68,26 +71,37 @@ def attend_rows(q: Floats, pages: Pages, layer: int, step: Step) -> Floats:
 def _attend_row(
     q: Floats, pages: Pages, layer: int, table: Ints, first: int, keys: int, out: Floats
 ) -> None:
-    scores = np.empty((*q.shape[:2], keys), np.float32)
-    spans = [
-        (max(at, first), min(at + TILE, keys))
-        for at in range(0, keys, TILE)
-        if min(at + TILE, keys) > first
-    ]
-    values = []
-    for begin, end in spans:
-        k, v = pages.span(layer, table, begin, end)
-        np.matmul(q, k.swapaxes(1, 2), out=scores[..., begin:end])
-        values.append(v)
-    weights = scores[..., first:]
-    weights -= weights.max(axis=-1, keepdims=True, initial=np.float32(-np.inf))
+    """One row over ``keys`` tokens, page by page; neighbouring pages share a call, not their bits."""
+    size = pages.page_tokens
+    full, rest = divmod(keys, size)
+    count = full + (rest > 0)
+    scores = np.empty((*q.shape[:2], count, 1, size), np.float32)
+    parts = np.empty((count, *q.shape[:2], 1, q.shape[2]), np.float32)
+    by_page, q = scores.transpose(2, 0, 1, 3, 4), q[:, :, None]
+    stored = [(at, pages.values[page : page + n, layer]) for at, n, page in _runs(table, full)]
+    if rest:
+        stored.append((full, pages.values[table[full] : table[full] + 1, layer, :, :, :rest]))
+    for at, run in stored:
+        k = run[:, 0, :, None].swapaxes(3, 4)
+        np.matmul(q, k, out=by_page[at : at + len(run), ..., : run.shape[3]])
+    weights = scores.reshape(*q.shape[:2], -1)[..., :keys]
+    weights[..., :first] = -np.inf
+    weights -= np.maximum(weights.max(axis=-1, keepdims=True), LOWEST)
     np.exp(weights, out=weights)
+    for at, run in stored:
+        here = slice(at, at + len(run))
+        np.matmul(by_page[here, ..., : run.shape[3]], run[:, 1, :, None], out=parts[here])
     total = weights.sum(axis=-1, keepdims=True)
-    out[...] = 0
-    for (begin, end), v in zip(spans, values, strict=True):
-        out += scores[..., begin:end] @ v
-    if spans:
-        out /= total
+    total[total == 0] = 1  # no key at all: the result is zero
+    np.divide(np.add.reduce(parts, axis=0)[:, :, 0], total, out=out)
+
+
+def _runs(table: Ints, pages: int) -> list[tuple[int, int, int]]:
+    """Stretches of neighbouring pages: (first index, how many, first page)."""
+    numbers = table[:pages]
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    edges = [0, *breaks.tolist(), pages] if pages else []
+    return [(a, b - a, int(numbers[a])) for a, b in pairwise(edges)]
 
 
 def attend_tiles(q: Floats, pages: Pages, layer: int, step: Step, frame: Frame) -> Floats:
@@ -114,7 +128,7 @@ def _attend_tile(q: Floats, pages: Pages, layer: int, step: Step, at: int, stop:
         scores = flat @ k.swapaxes(1, 2)
         _mask(scores.reshape(heads, group, rows, end - begin), at, begin, step.first)
         new = np.maximum(peak, scores.max(axis=-1, keepdims=True))
-        np.maximum(new, np.float32(-1e30), out=new)  # a row without keys so far keeps weight 0
+        np.maximum(new, LOWEST, out=new)  # a row without keys so far keeps weight 0
         scores -= new
         np.exp(scores, out=scores)
         shrink = np.exp(peak - new)

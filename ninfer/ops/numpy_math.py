@@ -21,10 +21,19 @@ def rms_norm(x: Floats, eps: float) -> Floats:
     return x / scale[..., None]
 
 
-def shifted_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+def gain_of(weight: Floats) -> Floats:
+    """What ``shifted_norm`` multiplies by: (1 + weight), times what turns a sum into a mean."""
+    gain: Floats = (weight + np.float32(1)) * np.float32(len(weight) ** 0.5)
+    return gain
+
+
+def shifted_norm(x: Floats, weight: Floats, eps: float, gain: Floats | None = None) -> Floats:
     """(1 + weight) RMSNorm(x): every norm of the text model but the Gated DeltaNet's inner one."""
-    out = rms_norm(x, eps)
-    out *= weight + np.float32(1)
+    scale: Floats = np.vecdot(x, x)
+    scale += np.float32(eps * x.shape[-1])
+    np.sqrt(scale, out=scale)
+    out: Floats = x / scale[..., None]
+    out *= gain_of(weight) if gain is None else gain
     return out
 
 
@@ -53,6 +62,6 @@ def silu(x: Floats) -> Floats:
 
 
 def softplus(x: Floats) -> Floats:
-    """log(1 + exp(x)), and x itself from 20 on, where they agree in float32."""
-    out: Floats = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, np.float32(20)))))
+    """log(1 + exp(x)), without overflow."""
+    out: Floats = np.logaddexp(x, np.float32(0))
     return out

@@ -27,6 +27,14 @@ TILE = 64  # rows of a prefill tile; also the chunk of the delta rule
 class Pages(Protocol):
     """A paged KV cache holding float32 values that went through the cache format."""
 
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+
+    @property
+    def values(self) -> Floats:
+        """(pages, layers, 2, kv_heads, page_tokens, head_dim), keys before values."""
+
     def append(self, layer: int, table: Ints, start: int, keys: Floats, values: Floats) -> None:
         """Store (rows, kv_heads, head_dim) keys and values at token indices ``start`` and on."""
 
@@ -82,6 +90,13 @@ class Frame:
         out = np.zeros((self.tiles * self.tile, *values.shape[1:]), values.dtype)
         out[self.lead : self.lead + self.rows] = values
         return out.reshape(self.tiles, self.tile, *values.shape[1:])
+
+    def blank(self, tiled: Floats) -> Floats:
+        """Make padding rows zero again, in place.  -> the same array."""
+        flat = tiled.reshape(self.tiles * self.tile, -1)
+        flat[: self.lead] = 0
+        flat[self.lead + self.rows :] = 0
+        return tiled
 
     def gather(self, tiled: Floats) -> Floats:
         """Take the real rows of a tiled array.  -> (rows, ...), a view."""

@@ -14,7 +14,7 @@ import numpy as np
 from ninfer.ops import numpy_delta
 from ninfer.ops.numpy_attention import Rotary, attend_rows, attend_tiles, rotate
 from ninfer.ops.numpy_experts import apply_experts, choose, mix, swiglu
-from ninfer.ops.numpy_math import shifted_norm, sigmoid, silu
+from ninfer.ops.numpy_math import gain_of, shifted_norm, sigmoid, silu
 from ninfer.ops.numpy_state import Floats, Frame, Ints, Pages, Slots, frame_of
 from ninfer.ops.numpy_weights import multiply, rows_of
 from ninfer.ops.verbs import Routing, Step, Weight
@@ -32,6 +32,7 @@ class NumpyVerbs:
     _step: Step | None = None
     _frame: Frame = attrs.field(factory=lambda: Frame(0, 1, 0, 0))
     _angles: tuple[Floats, Floats] | None = None
+    _gains: dict[int, tuple[Floats, Floats]] = attrs.field(factory=dict)
 
     def _enter(self, step: Step) -> Frame:
         """Remember what all layers of one step share."""
@@ -40,6 +41,13 @@ class NumpyVerbs:
             positions = self._frame.spread(np.ascontiguousarray(step.positions.T))
             self._angles = self.rotary.angles(positions.reshape(-1, 3).T)
         return self._frame
+
+    def _norm(self, x: Floats, weight: Floats) -> Floats:
+        """(1 + weight) RMSNorm(x), the gain kept with the weight it belongs to."""
+        known = self._gains.get(id(weight))
+        if known is None:
+            known = self._gains[id(weight)] = weight, gain_of(weight)
+        return shifted_norm(x, weight, self.eps, known[1])
 
     def embed(self, table: Weight, step: Step) -> Floats:
         """Look up token rows, then replace the rows that ``step.embeds`` names."""
@@ -51,7 +59,7 @@ class NumpyVerbs:
 
     def norm_project(self, x: Floats, norm: Floats, weights: tuple[Weight, ...]) -> tuple[Floats, ...]:
         """n = (1+w) RMSNorm(x); n @ W_i.T for each weight."""
-        return multiply(shifted_norm(x, norm, self.eps), weights)
+        return multiply(self._norm(x, norm), weights)
 
     def attend(
         self,
@@ -67,8 +75,8 @@ class NumpyVerbs:
         """Gated causal attention over the paged cache of attention layer ``layer``."""
         frame, dim = self._enter(step), len(q_norm)
         rows = frame.tiles * frame.tile
-        heads = shifted_norm(q.reshape(rows, -1, dim), q_norm, self.eps)
-        keys = shifted_norm(k.reshape(rows, -1, dim), k_norm, self.eps)
+        heads = self._norm(q.reshape(rows, -1, dim), q_norm)
+        keys = self._norm(k.reshape(rows, -1, dim), k_norm)
         assert self._angles is not None
         rotate(heads, self._angles)
         rotate(keys, self._angles)
@@ -80,7 +88,7 @@ class NumpyVerbs:
         else:
             tiled = np.ascontiguousarray(groups.transpose(0, 2, 3, 1, 4))
             out = attend_tiles(tiled, self.pages, layer, step, frame).transpose(0, 3, 1, 2, 4)
-        return out.reshape(gate.shape) * sigmoid(gate)
+        return frame.blank(out.reshape(gate.shape) * sigmoid(gate))
 
     def _append(self, keys: Floats, values: Floats, layer: int, step: Step, frame: Frame) -> None:
         keys, values = (part[frame.lead : frame.lead + frame.rows] for part in (keys, values))
@@ -112,7 +120,7 @@ class NumpyVerbs:
             o = numpy_delta.run_rows(inputs, layer, slots, step)
         else:
             o = self._delta_tiles(raw, g, beta, convolution, qkv[0].shape[-1], len(norm), layer, step)
-        return self._gated_norm(o.reshape(*z.shape[:2], -1, len(norm)), norm, z)
+        return frame.blank(self._gated_norm(o.reshape(*z.shape[:2], -1, len(norm)), norm, z))
 
     def _delta_tiles(
         self,
@@ -148,13 +156,13 @@ class NumpyVerbs:
 
     def norm_swiglu(self, x: Floats, norm: Floats, gate: Weight, up: Weight) -> Floats:
         """silu(n @ gate.T) * (n @ up.T) of the normed input."""
-        return swiglu(*multiply(shifted_norm(x, norm, self.eps), (gate, up)))
+        return swiglu(*multiply(self._norm(x, norm), (gate, up)))
 
     def norm_route(
         self, x: Floats, norm: Floats, router: Weight, shared_score: Weight, per_token: int
     ) -> Routing:
         """Choose experts for each row."""
-        normed = shifted_norm(x, norm, self.eps)
+        normed = self._norm(x, norm)
         logits, score = multiply(normed, (router, shared_score))
         experts, weights = choose(logits.reshape(-1, logits.shape[-1]), per_token)
         return Routing(normed, experts, weights, sigmoid(score))
@@ -183,11 +191,11 @@ class NumpyVerbs:
 
     def final_norm(self, x: Floats, norm: Floats) -> Floats:
         """(1+w) RMSNorm of every row."""
-        return shifted_norm(x, norm, self.eps)
+        return self._norm(x, norm)
 
     def concat_norms(self, left: Floats, left_norm: Floats, right: Floats, right_norm: Floats) -> Floats:
         """Both (1+w) RMSNorms side by side."""
-        parts = shifted_norm(left, left_norm, self.eps), shifted_norm(right, right_norm, self.eps)
+        parts = self._norm(left, left_norm), self._norm(right, right_norm)
         return np.concatenate(parts, axis=-1)
 
     def project(self, y: Floats, weight: Weight) -> Floats:

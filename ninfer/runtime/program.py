@@ -64,7 +64,9 @@ class NumpyProgram:
     def run(self, unit: Unit) -> Result:
         """Run one unit to its end."""
         began = self.clock()
-        with np.errstate(over="ignore"):
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a row that is not finite is found by the sampler
             rows = self._dispatch(unit)
         return Result(rows, self.clock() - began)
 
