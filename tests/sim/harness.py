@@ -160,7 +160,7 @@ async def idle(engine: Engine) -> None:
     """Wait until no request is open, then check the ledgers."""
     while True:
         stats = engine.stats()
-        if engine.failure or not (stats.running or stats.waiting or stats.paused):
+        if engine.failure or not (stats.running or stats.waiting or stats.paused or engine._flights):
             break
         await anyio.sleep(0.001)
     engine.check()
