@@ -129,3 +129,15 @@ def test_kwargs_reach_the_template() -> None:
     preparer = small_preparer()
     prompt = preparer.prepare(talk(user("hi"), kwargs={"style": "plain"}))
     assert shown(preparer.vocabulary, prompt).endswith("<think>\nplain")
+
+
+@pytest.mark.parametrize("thinking", [True, False, None])
+@pytest.mark.parametrize("defaults", [NONE, QUIET])
+def test_an_effort_apart_neither_contradicts_nor_switches_thinking(
+    thinking: bool | None, defaults: GenerationDefaults
+) -> None:
+    found = options(defaults, enable_thinking=thinking, reasoning_effort="high", effort_apart=True)
+    wanted = defaults.enable_thinking if thinking is None else thinking
+    assert (found.enable_thinking, found.reasoning_effort) == (wanted, "high")
+    none = options(defaults, reasoning_effort="none", effort_apart=True)
+    assert (none.enable_thinking, none.reasoning_effort) == (False, None)

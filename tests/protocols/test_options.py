@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, get_args
 
+import attrs
 import pytest
 
 from ninfer.faults import Refused
@@ -103,3 +104,14 @@ def test_other_options_keep_their_order_and_the_request_keeps_its_object() -> No
     options = settle_options(Spelled(), sent)
     assert list(options.kwargs) == ["zeta", "alpha"]
     assert list(sent) == ["zeta", "enable_thinking", "alpha"]
+
+
+@pytest.mark.parametrize("thinking", [True, False, None])
+def test_an_effort_apart_does_not_speak_about_thinking_unless_it_is_none(thinking: bool | None) -> None:
+    spelled = Spelled(enable_thinking=thinking, effort_apart=True)
+    high = settle_options(attrs.evolve(spelled, reasoning_effort="high"), None)
+    assert (high.enable_thinking, high.reasoning_effort, high.effort_apart) == (thinking, "high", True)
+    if thinking:
+        assert fault(spelled, reasoning_effort="none")[1] == "conflicting_template_option"
+    else:
+        assert settle_options(spelled, {"reasoning_effort": "none"}).enable_thinking is False

@@ -16,10 +16,9 @@ import attrs
 from ninfer.protocols.fields import JsonObject, Length, Never, Only, Range, Source
 from ninfer.protocols.messages.blocks import Block, CacheControl, Text, ToolName
 from ninfer.protocols.messages.rules import DescribesObject, Except, Holding
+from ninfer.protocols.shapes import FORCED, INT31, NOT_FUNCTION
 
-INT31 = 2**31 - 1
 LEAST_BUDGET = 1024
-FORCED = ("a forced tool call", "tool_choice_not_supported")
 FORMAT = ("output that follows a schema", "structured_outputs_not_supported")
 HIDDEN = ("reasoning that is hidden and restored later", "omitted_thinking_not_supported")
 
@@ -31,12 +30,7 @@ HIDDEN = ("reasoning that is hidden and restored later", "omitted_thinking_not_s
 class Tool:
     """A tool that the client defines and runs."""
 
-    type: (
-        Annotated[
-            str, Only(("custom",), "tools other than client-executed functions", "tool_type_not_supported")
-        ]
-        | None
-    ) = None
+    type: Annotated[str, Only(("custom",), *NOT_FUNCTION)] | None = None
     name: ToolName
     description: str | None = None
     input_schema: Annotated[JsonObject, DescribesObject()]
