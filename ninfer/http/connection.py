@@ -23,7 +23,7 @@ from ninfer.http.admission import Admitted, admit, full_house
 from ninfer.http.answer import Answer
 from ninfer.http.exchange import PeerGone, Reply, Request
 from ninfer.http.head import Head
-from ninfer.http.house import Holding, House
+from ninfer.http.house import Holding, House, Pool
 from ninfer.http.intake import READ_BYTES, Intake
 from ninfer.http.outlet import Outlet
 from ninfer.http.refusals import STATUS, Fields, Turned
@@ -39,7 +39,7 @@ _CRASHED = Fault(Kind.INTERNAL, "the server failed to answer this request", "int
 class Connection:
     """Serves one peer, and counts as open from its making to the end of ``run``.
 
-    ``scarce`` marks a connection that only reserved routes may use.
+    ``scarce`` marks one that only reserved routes may use, for one request.
     """
 
     stream: ByteStream
@@ -52,7 +52,7 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         self.outlet = Outlet(self.stream)
-        self.house.connections += 1
+        self.pool.open += 1
 
     async def run(self) -> None:
         """Serve until the peer or we have had enough, then close the stream."""
@@ -62,13 +62,19 @@ class Connection:
         except (PeerGone, *_GONE):
             self.house.departed += 1
         finally:
-            self.house.connections -= 1
+            self.pool.open -= 1
             await self.stream.aclose()
+
+    @property
+    def pool(self) -> Pool:
+        """Where the connection is counted."""
+        return self.house.reserve if self.scarce else self.house.ordinary
 
     @property
     def on_last(self) -> bool:
         """Whether the connection ends with the request at hand, for reasons of ours."""
-        return self.house.draining or self.served + 1 >= self.site.limits.requests_per_connection
+        is_last = self.served + 1 >= self.site.limits.requests_per_connection
+        return is_last or self.scarce or self.house.draining
 
     async def watch(self, answer: Answer) -> None:
         """Read while the handler runs, so that the peer's leaving is seen."""
@@ -98,7 +104,7 @@ class Connection:
         if self.house.draining:
             return False
         try:
-            with self.house.idling(anyio.current_time() + self.site.patience.idle):
+            with self.pool.idling(anyio.current_time() + self.site.patience.idle):
                 self.pending = await self.stream.receive(READ_BYTES)
         except _GONE:
             return False

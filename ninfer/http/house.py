@@ -4,7 +4,8 @@ Owns every count that more than one connection touches.  Promises that what is t
 when its ``with`` block ends, however it ends; at rest all of it is zero.
 
 The one thing a reader would get wrong: an idle connection is a guest that may be shown out.  When
-the house is full the one that has been idle longest makes room for a newcomer.
+the house is full the one that has been idle longest makes room for a newcomer, unless it has hardly
+sat down: its request may be on the way.
 """
 
 from __future__ import annotations
@@ -37,21 +38,79 @@ class Statistics:
 
 
 @attrs.define(eq=False)
+class Pool:
+    """Places for one kind of connections."""
+
+    places: int
+    open: int = 0
+    evicted: int = 0
+    _idle: dict[anyio.CancelScope, float] = attrs.field(factory=dict)  # since when, oldest first
+
+    @property
+    def idle(self) -> int:
+        """Connections between requests."""
+        return len(self._idle)
+
+    @contextmanager
+    def idling(self, deadline: float) -> Iterator[None]:
+        """Idle until ``deadline`` (clock seconds), or until shown out."""
+        scope = anyio.CancelScope(deadline=deadline)
+        self._idle[scope] = anyio.current_time()
+        try:
+            with scope:
+                yield
+        finally:
+            self._idle.pop(scope, None)
+
+    def make_place(self, settled: float) -> bool:
+        """Say whether one more fits, showing out the longest idle for ``settled`` seconds if need be."""
+        if self.open < self.places:
+            return True
+        scope, since = next(iter(self._idle.items()), (None, 0.0))
+        if scope is None or anyio.current_time() - since < settled:
+            return False
+        self._idle.pop(scope)
+        scope.cancel()
+        self.evicted += 1
+        return True
+
+    def show_out_idle(self) -> None:
+        """Close every idle connection."""
+        for scope in list(self._idle):
+            scope.cancel()
+
+
+@attrs.define(eq=False)
 class House:
     """The account of one server.  ``draining`` is set once, by a graceful stop."""
 
     limits: WireLimits = attrs.field(factory=WireLimits)
     draining: bool = False
-    connections: int = 0
     exchanges: int = 0
     body_bytes: int = 0
     accepted: int = 0
     turned_away: int = 0
-    evicted: int = 0
     requests: int = 0
     departed: int = 0
     crashed: int = 0
-    _idle: dict[anyio.CancelScope, None] = attrs.field(factory=dict)
+    ordinary: Pool = attrs.field(init=False)
+    reserve: Pool = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.reserve = Pool(self.limits.reserved_connections)
+        self.ordinary = Pool(self.limits.connections - self.limits.reserved_connections)
+
+    @property
+    def connections(self) -> int:
+        """Connections open now."""
+        return self.ordinary.open + self.reserve.open
+
+    def place(self, settled: float) -> Pool | None:
+        """Find a place for a newcomer; None when even the reserve is full."""
+        for pool in (self.ordinary, self.reserve):
+            if pool.make_place(settled):
+                return pool
+        return None
 
     @contextmanager
     def exchange(self) -> Iterator[Holding]:
@@ -64,36 +123,25 @@ class House:
             self.exchanges -= 1
             self.body_bytes -= holding.held
 
-    @contextmanager
-    def idling(self, deadline: float) -> Iterator[anyio.CancelScope]:
-        """Open a scope that ends at ``deadline`` (clock seconds), or when the guest is shown out."""
-        scope = anyio.CancelScope(deadline=deadline)
-        self._idle[scope] = None
-        try:
-            with scope:
-                yield scope
-        finally:
-            self._idle.pop(scope, None)
-
-    def make_room(self) -> bool:
-        """Show out the connection that has been idle longest; False if none is idle."""
-        scope = next(iter(self._idle), None)
-        if scope is None:
-            return False
-        self._idle.pop(scope)
-        scope.cancel()
-        self.evicted += 1
-        return True
-
     def show_out_idle(self) -> None:
         """Close every idle connection."""
-        for scope in list(self._idle):
-            scope.cancel()
+        self.ordinary.show_out_idle()
+        self.reserve.show_out_idle()
 
     def statistics(self) -> Statistics:
         """Take the counts of this moment."""
-        names = (field.name for field in attrs.fields(Statistics) if field.name != "idle")
-        return Statistics(idle=len(self._idle), **{name: getattr(self, name) for name in names})
+        return Statistics(
+            connections=self.connections,
+            idle=self.ordinary.idle + self.reserve.idle,
+            exchanges=self.exchanges,
+            body_bytes=self.body_bytes,
+            accepted=self.accepted,
+            turned_away=self.turned_away,
+            evicted=self.ordinary.evicted + self.reserve.evicted,
+            requests=self.requests,
+            departed=self.departed,
+            crashed=self.crashed,
+        )
 
 
 @attrs.define(eq=False)

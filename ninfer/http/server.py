@@ -87,12 +87,13 @@ class Server:
                 self._welcome(stream, guests)
 
     def _welcome(self, stream: ByteStream, guests: TaskGroup) -> None:
-        limits, here = self.site.limits, self.house.connections
-        ordinary = here < limits.connections - limits.reserved_connections or self.house.make_room()
-        if ordinary or here < limits.connections:
-            guests.start_soon(Connection(stream, self.site, self.house, scarce=not ordinary).run)
+        house = self.house
+        pool = house.place(self.site.patience.settled)
+        if pool is not None:
+            connection = Connection(stream, self.site, house, scarce=pool is house.reserve)
+            guests.start_soon(connection.run)
             return
-        self.house.turned_away += 1
+        house.turned_away += 1
         if self._turning_away == TURNING_AWAY:
             guests.start_soon(_close, stream)
             return

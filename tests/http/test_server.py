@@ -64,6 +64,7 @@ async def test_connections_beyond_the_limit_are_told_503_and_closed(autojump_clo
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert await late.is_closed() and trio.current_time() == 0
         assert [(await client.answer()).status for client in busy] == [200] * 3
+        await trio.sleep(1)
         assert (await house.enter().ask(head())).status == 200
 
 
@@ -72,10 +73,25 @@ async def test_the_reserve_serves_health_and_metrics_alone(autojump_clock: Clock
         for _ in range(3):
             await house.enter().end.send(post("/wait?50"))
         await trio.testing.wait_all_tasks_blocked()
-        probe, other = house.enter(), house.enter()
-        assert (await probe.ask(head("GET", "/health"))).status == 200
-        assert (await probe.ask(head("GET", "/metrics"))).status == 200
-        assert (await other.ask(post("/echo", b"x"))).status == 503
+        for raw, status in [
+            (head("GET", "/health"), 200),
+            (head("GET", "/metrics"), 200),
+            (post(), 503),
+        ] * 2:
+            probe = house.enter()
+            answer = await probe.ask(raw)
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            assert await probe.is_closed()
+
+
+async def test_silent_connections_do_not_sit_in_the_reserve(autojump_clock: Clock) -> None:
+    async with serving(tight(5, reserved=2)) as house:
+        for _ in range(3):
+            await house.enter().end.send(post("/wait?50"))
+        for _ in range(2):
+            house.enter()
+        await trio.sleep(1)
+        assert (await house.enter().ask(head())).status == 200
 
 
 async def test_an_idle_connection_makes_room_for_a_newcomer(autojump_clock: Clock) -> None:
@@ -93,12 +109,20 @@ async def test_an_idle_connection_makes_room_for_a_newcomer(autojump_clock: Cloc
 
 async def test_a_thousand_silent_connections_keep_nobody_out(autojump_clock: Clock) -> None:
     async with serving(tight(50, reserved=5)) as house:
-        silent = []
         for _ in range(20):
-            silent += [house.enter() for _ in range(50)]
-            await trio.testing.wait_all_tasks_blocked()
-        assert house.server.statistics().connections <= 50
-        assert (await house.enter().ask(post(body=b"x"))).status == 200
+            for _ in range(50):
+                house.enter()
+            await trio.sleep(1)
+            assert house.server.statistics().connections <= 50
+            assert (await house.enter().ask(post(body=b"x"))).status == 200
+
+
+async def test_a_connection_that_has_hardly_sat_down_is_not_shown_out(autojump_clock: Clock) -> None:
+    async with serving(tight(2)) as house:
+        young = [house.enter() for _ in range(2)]
+        await trio.sleep(0.9)
+        assert (await house.enter().answer()).status == 503
+        assert [(await client.ask(head())).status for client in young] == [200, 200]
 
 
 async def test_a_flood_is_closed_without_words(autojump_clock: Clock) -> None:
