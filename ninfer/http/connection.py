@@ -182,17 +182,19 @@ class _Visit:
             await admitted.handler(request, answer)
             if not answer.finished:
                 raise Broken("the handler returned without an answer")
-        except PeerGone:
-            raise
-        except Refused as refused:
-            if answer.started:
-                self._report(refused)
-            else:
-                await self._refuse(answer, request.path, STATUS[refused.fault.kind], refused.fault)
         except Exception as exc:  # noqa: BLE001
+            await self._account_for(_bare(exc), request, answer)
+
+    async def _account_for(self, exc: Exception, request: Request, answer: Answer) -> None:
+        """Tell the peer what became of its request, if it can still be told, and us if it was our fault."""
+        if isinstance(exc, PeerGone):
+            raise exc
+        refused = exc.fault if isinstance(exc, Refused) and not answer.started else None
+        if refused is None:
             self._report(exc)
-            if not answer.started:
-                await self._refuse(answer, request.path, 500, _CRASHED)
+        if not answer.started:
+            fault = refused or _CRASHED
+            await self._refuse(answer, request.path, STATUS[fault.kind], fault)
 
     def _report(self, exc: Exception) -> None:
         self.at.house.crashed += 1
@@ -208,6 +210,13 @@ class _Visit:
         site = self.at.site
         fields = site.fields(path, self.id)
         return Answer(self.wire, self.at.outlet, site.patience, fields, closes)
+
+
+def _bare(exc: Exception) -> Exception:
+    """What a handler's own task groups wrapped, if it is one exception."""
+    while isinstance(exc, ExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc
 
 
 def _request(head: Head, target: Target, body: bytes, request_id: str, admitted: Admitted) -> Request:

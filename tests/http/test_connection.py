@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.http.connection import Connection
 from ninfer.http.exchange import Exchange, Reply, Request, Route
 from ninfer.http.house import House
@@ -407,6 +408,27 @@ async def test_a_crash_is_reported_answered_500_and_survived(autojump_clock: Clo
         assert (answer.status, answer.json["code"]) == (500, "internal_error")
         assert crashes.heard[0][0] == answer.headers["x-request-id"] == answer.json["id"]
         assert (await client.ask(head())).status == 200
+
+
+@pytest.mark.parametrize(
+    ("inner", "status"),
+    [(invalid("no"), 400), (Refused(Fault(Kind.NOT_FOUND, "no")), 404), (KeyError(), 500)],
+)
+async def test_a_fault_out_of_task_groups_is_the_same_fault(
+    autojump_clock: Clock, inner: Exception, status: int
+) -> None:
+    async def fail() -> None:
+        raise inner
+
+    async def grouped(request: Request, exchange: Exchange) -> None:
+        async with anyio.create_task_group() as outer, anyio.create_task_group() as tasks:
+            outer.start_soon(anyio.sleep, 1)
+            tasks.start_soon(fail)
+
+    crashes = Crashes()
+    async with connected(make_site([Route("GET", "/", grouped)], on_crash=crashes)) as client:
+        assert (await client.ask(head("GET", "/"))).status == status
+        assert [exc for _, exc in crashes.heard] == ([inner] if status == 500 else [])
 
 
 async def test_answering_twice_is_a_crash(autojump_clock: Clock) -> None:
