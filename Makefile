@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 MODEL  ?= fixtures/tiny-qwen3_5.ninfer
 ARGS   ?=
 
-.PHONY: serve test check lint types unit size clean help
+.PHONY: serve test check lint types unit fuzz size clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -34,6 +34,9 @@ types: $(VENV)/.dev    ## mypy --strict
 
 unit: $(VENV)/.dev     ## pytest, CPU part
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not cuda'
+
+fuzz: $(VENV)/.dev     ## play 200,000 mutants against the HTTP room
+	$(BIN)/python scripts/fuzz_http.py
 
 size: $(VENV)/.dev     ## print the size report
 	$(BIN)/python tests/sizes.py ninfer
