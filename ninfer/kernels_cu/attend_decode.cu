@@ -1,24 +1,20 @@
 // Attention of single rows over the paged cache: split along the keys, merged in a fixed order.
 //
-// One block takes one (split of keys, kv head, row); its four warps take 16 tokens of every page.
-// The number of splits follows from the row's own length alone, so a row gives the same bits in any
-// batch.  The last block of a (row, kv head) to finish merges the splits in ascending order,
-// multiplies by sigmoid(gate) and stores.
+// attend_rows: a block takes one (split of keys, kv head, row); its four warps take 16 tokens of every page.
+// attend_merge: a block a (head, row) adds up the splits, divides, multiplies by sigmoid(gate) and stores.
+// The number of splits follows from the row's own length alone, so a row gives the same bits in any batch.
 //
-//: variants KV 0
-//: variants HEAD_DIM 256
-#include "kv_bf16.cuh"
-#include "pages.cuh"
+//: variants KV 0 1 2 3 4
+#include "kv_fragments.cuh"
+#include "kv_store.cuh"
 
 constexpr int SPLITS = 64;  // at most; fewer blocks do when no sequence has as many pages
 constexpr int WARPS = 4;
 constexpr int GROUP = 8;    // query heads of one kv head, at most
+constexpr int MERGERS = 8;  // warps of attend_merge
 
-using bf16 = __nv_bfloat16;
-constexpr int DIM = HEAD_DIM;
-#if KV == 0
-using Cache = KvBf16<DIM>;
-#endif
+using Keys = KvFragments<KV>::Keys;
+using Values = KvFragments<KV>::Values;
 
 struct Reach {
     int sequence, length, pages, per_split, splits;
@@ -35,15 +31,10 @@ __device__ __forceinline__ Reach reach_of(const Sequences& of, int row) {
 }
 
 // Queries of one kv head as B fragments [step][lane]; heads beyond the group are zero.
-__device__ void stage_queries(uint2* shared, const bf16* q, int group) {
+__device__ __forceinline__ void stage_queries(uint2* shared, const bf16* q, int group) {
     for (int i = threadIdx.x; i < DIM / 16 * 32; i += WARPS * 32) {
-        int step = i / 32, g = i % 32 / 4, t = i % 4;
-        uint2 pair = make_uint2(0, 0);
-        if (g < group) {
-            pair.x = *reinterpret_cast<const u32*>(q + g * DIM + Cache::query_dim(step, t, 0));
-            pair.y = *reinterpret_cast<const u32*>(q + g * DIM + Cache::query_dim(step, t, 1));
-        }
-        shared[i] = pair;
+        int g = i % 32 / 4;
+        shared[i] = g < group ? Keys::query(q + g * DIM, i / 32, i % 4) : make_uint2(0, 0);
     }
 }
 
@@ -59,17 +50,12 @@ __device__ __forceinline__ float over_tokens_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 16);
 }
 
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<u32*>(&pair);
-}
-
 // Running softmax of one warp: heads 2t and 2t + 1, log2 domain; `total` is this lane's share.
 struct Softmax {
     float top[2], total[2];
 
     // Turn scores (token g: s[0..1], token g + 8: s[2..3]) into probabilities; -> factors for `o`.
-    __device__ float2 step(float (&s)[4]) {
+    __device__ __forceinline__ float2 step(float (&s)[4]) {
         float factor[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -86,12 +72,12 @@ struct Softmax {
 };
 
 // This warp's sums over tokens first_key .. length - 1 of pages page .. last - 1.
-__device__ void attend_pages(float (&o)[DIM / 16][4], Softmax& soft, const uint2* queries, const Pool& pool,
-                             long long layer, int head, const int* table, int page, int last, int first_key,
-                             int length, float scale) {
+__device__ __forceinline__ void attend_pages(float (&o)[DIM / 16][4], Softmax& soft, const uint2* queries,
+                                             const Pool& pool, long long layer, int head, const int* table, int page,
+                                             int last, int first_key, int length, float scale) {
     int lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16;
-    Cache::Keys keys;
-    Cache::Values values;
+    Keys keys;
+    Values values;
     keys.load(page_keys(pool, table[page], layer, head), token, lane);
     for (; page < last; page++) {
         int begin = first_key - page * PAGE_TOKENS, end = length - page * PAGE_TOKENS;
@@ -109,12 +95,13 @@ __device__ void attend_pages(float (&o)[DIM / 16][4], Softmax& soft, const uint2
         for (int i = 0; i < DIM / 16; i++) {
             o[i][0] *= factor.x; o[i][1] *= factor.y; o[i][2] *= factor.x; o[i][3] *= factor.y;
         }
-        values.accumulate(o, transpose8x8(pack_bf16(s[0], s[1])), transpose8x8(pack_bf16(s[2], s[3])));
+        values.accumulate(o, s, lane);
     }
 }
 
 // Leave each warp's sums in shared memory: outs[warp][head][dim], stats[warp][head] = (top, total).
-__device__ void leave_sums(float* outs, float2* stats, const float (&o)[DIM / 16][4], const Softmax& soft) {
+__device__ __forceinline__ void leave_sums(float* outs, float2* stats, const float (&o)[DIM / 16][4],
+                                           const Softmax& soft) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     float total0 = over_tokens_sum(soft.total[0]), total1 = over_tokens_sum(soft.total[1]);
     if (g == 0) {
@@ -125,62 +112,36 @@ __device__ void leave_sums(float* outs, float2* stats, const float (&o)[DIM / 16
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            mine[(2 * t + j % 2) * DIM + Cache::value_dim(i, g, j / 2)] = o[i][j];
+        for (int j = 0; j < 4; j++) mine[(2 * t + j % 2) * DIM + Values::value_dim(i, g, j / 2)] = o[i][j];
 }
 
 __device__ __forceinline__ float weight_of(float top, float best) {
     return best == -INFINITY ? 0.0f : exp2_fast(top - best);
 }
 
-__device__ __forceinline__ void store_gated(bf16* out, const bf16* gate, float sum, float total) {
-    float g = __bfloat162float(*gate);
-    float y = total > 0.0f ? sum / total : 0.0f;
-    *out = __float2bfloat16(y / (1.0f + __expf(-g)));
-}
-
-// Merge `splits` partial sums of one (row, kv head) and store its gated outputs.
-__device__ void merge_splits(bf16* out, const bf16* gate, const float* partial, const float2* stats, int splits,
-                             int group, float* weights, float* totals) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int h = warp; h < group; h += WARPS) {
-        float2 a = lane < splits ? __ldcg(stats + lane * group + h) : make_float2(-INFINITY, 0);
-        float2 b = lane + 32 < splits ? __ldcg(stats + (lane + 32) * group + h) : make_float2(-INFINITY, 0);
-        float best = fmaxf(a.x, b.x);
-        for (int x = 16; x; x /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, x));
-        float wa = weight_of(a.x, best), wb = weight_of(b.x, best), total = wa * a.y + wb * b.y;
-        for (int x = 16; x; x /= 2) total += __shfl_xor_sync(~0u, total, x);
-        weights[h * SPLITS + lane] = wa;
-        weights[h * SPLITS + lane + 32] = wb;
-        if (lane == 0) totals[h] = total;
-    }
+// q (rows, heads, DIM) normed and rotated.  partial (rows, kv_heads, gridDim.x, group, DIM) and stats (rows,
+// kv_heads, gridDim.x, group, 2) hold each split's sums, their top in the log2 domain and their total weight.
+// Grid (min(SPLITS, pages of a context), kv_heads, rows), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) attend_rows(float* partial, float* stats, const bf16* q, Pool pool,
+                                                             long long layer, Sequences of, int heads, float scale) {
+    __shared__ uint2 queries[DIM / 16 * 32];
+    __shared__ float outs[WARPS * GROUP * DIM];
+    __shared__ float2 warp_stats[WARPS * GROUP];
+    release_successor();
+    await_predecessor();
+    int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, group = heads / pool.kv_heads;
+    Reach r = reach_of(of, row);
+    if (split >= r.splits) return;
+    stage_queries(queries, q + (static_cast<long long>(row) * heads + head * group) * DIM, group);
     __syncthreads();
-    for (int i = threadIdx.x; i < group * DIM; i += WARPS * 32) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int s = 0; s < splits; s++)
-            sum += weights[i / DIM * SPLITS + s] * __ldcg(partial + static_cast<long long>(s) * group * DIM + i);
-        store_gated(out + i, gate + i, sum, totals[i / DIM]);
-    }
-}
-
-// Whether this block is the last of `blocks` to arrive; its writes before are then visible to it.
-__device__ bool arrive_last(unsigned* counter, int blocks) {
-    __shared__ bool last;
-    __threadfence();
+    float o[DIM / 16][4] = {};
+    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    attend_pages(o, soft, queries, pool, layer, head, of.tables + r.sequence * pool.table_stride,
+                 split * r.per_split, min((split + 1) * r.per_split, r.pages), of.first_key, r.length,
+                 scale * 1.4426950408889634f);
+    leave_sums(outs, warp_stats, o, soft);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(counter, 1u) == blocks - 1u;
-        if (last) *counter = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
-// Merge the warps' sums; store outputs when there is one split, a partial sum otherwise.
-__device__ void merge_warps(bf16* out, const bf16* gate, float* partial, float2* stats, const float* outs,
-                            const float2* warp_stats, int group, bool only) {
+    long long place = ((static_cast<long long>(row) * pool.kv_heads + head) * gridDim.x + split) * group;
     for (int i = threadIdx.x; i < group * DIM; i += WARPS * 32) {
         int h = i / DIM;
         float best = -INFINITY, sum = 0.0f, total = 0.0f;
@@ -191,46 +152,67 @@ __device__ void merge_warps(bf16* out, const bf16* gate, float* partial, float2*
             sum += weight * outs[w * GROUP * DIM + i];
             total += weight * stat.y;
         }
-        if (only) {
-            store_gated(out + i, gate + i, sum, total);
-        } else {
-            partial[i] = sum;
-            if (i % DIM == 0) stats[h] = make_float2(best, total);
-        }
+        partial[place * DIM + i] = sum;
+        if (i % DIM == 0) reinterpret_cast<float2*>(stats)[place + h] = make_float2(best, total);
     }
 }
 
-// out (rows, heads * DIM); q (rows, heads, DIM) normed and rotated; gate rows `gate_stride` apart.
-// partial (rows, kv_heads, gridDim.x, group, DIM), stats (rows, kv_heads, gridDim.x, group, 2),
-// counters (rows, kv_heads) zero before and after.  Grid (min(SPLITS, pages of a context), kv_heads, rows).
-extern "C" __global__ void __launch_bounds__(128) attend_decode(
-    bf16* out, const bf16* q, const bf16* gate, int gate_stride, Pool pool, long long layer, Sequences of,
-    int heads, float scale, float* partial, float* stats, unsigned* counters) {
-    __shared__ uint2 queries[DIM / 16 * 32];
-    __shared__ float outs[WARPS * GROUP * DIM];
-    __shared__ float2 warp_stats[WARPS * GROUP];
-    __shared__ float weights[GROUP * SPLITS], totals[GROUP];
+// x[0..3] += weight * a, x[4..7] += weight * b.
+__device__ __forceinline__ void add_eight(float (&x)[8], const float4& a, const float4& b, float weight) {
+    x[0] += weight * a.x; x[1] += weight * a.y; x[2] += weight * a.z; x[3] += weight * a.w;
+    x[4] += weight * b.x; x[5] += weight * b.y; x[6] += weight * b.z; x[7] += weight * b.w;
+}
+
+// This lane's eight dimensions, summed over splits warp, warp + MERGERS, ...: all loads first, then sums.
+__device__ __forceinline__ void sum_splits(float (&x)[8], const float* partial, long long step, int warp, int splits,
+                                           const float* weights) {
+    float4 a[SPLITS / MERGERS], b[SPLITS / MERGERS];
+#pragma unroll
+    for (int i = 0; i < SPLITS / MERGERS; i++) {
+        int s = warp + i * MERGERS;
+        const float4* from = reinterpret_cast<const float4*>(partial + s * step);
+        a[i] = b[i] = make_float4(0, 0, 0, 0);
+        if (s < splits) a[i] = from[0], b[i] = from[1];
+    }
+#pragma unroll
+    for (int i = 0; i < SPLITS / MERGERS; i++) add_eight(x, a[i], b[i], weights[warp + i * MERGERS]);
+}
+
+// out (rows, heads * DIM) = merged splits * sigmoid(gate); gate rows are `gate_stride` apart, `most` is
+// gridDim.x of attend_rows.  Grid (heads, rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) attend_merge(bf16* out, const bf16* gate, int gate_stride,
+                                                              const float* partial, const float* stats, int most,
+                                                              int kv_heads, Sequences of) {
+    __shared__ float weights[SPLITS];
+    __shared__ __align__(16) float sums[MERGERS][DIM];
     release_successor();
     await_predecessor();
-    int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, group = heads / pool.kv_heads;
-    Reach r = reach_of(of, row);
-    if (split >= r.splits) return;
-    long long place = (static_cast<long long>(row) * heads + head * group) * DIM;
-    stage_queries(queries, q + place, group);
+    int heads = gridDim.x, head = blockIdx.x, row = blockIdx.y, group = heads / kv_heads;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, splits = reach_of(of, row).splits;
+    long long place = (static_cast<long long>(row) * kv_heads + head / group) * most * group + head % group;
+    const float2* pairs = reinterpret_cast<const float2*>(stats) + place;
+    float2 a = lane < splits ? pairs[lane * group] : make_float2(-INFINITY, 0);
+    float2 b = lane + 32 < splits ? pairs[(lane + 32) * group] : make_float2(-INFINITY, 0);
+    float best = fmaxf(a.x, b.x);
+    for (int m = 16; m; m /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, m));
+    float wa = weight_of(a.x, best), wb = weight_of(b.x, best), total = wa * a.y + wb * b.y;
+    for (int m = 16; m; m /= 2) total += __shfl_xor_sync(~0u, total, m);
+    if (warp == 0) weights[lane] = wa, weights[lane + 32] = wb;
     __syncthreads();
-    float o[DIM / 16][4] = {};
-    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
-    attend_pages(o, soft, queries, pool, layer, head, of.tables + r.sequence * pool.table_stride,
-                 split * r.per_split, min((split + 1) * r.per_split, r.pages), of.first_key, r.length,
-                 scale * 1.4426950408889634f);
-    leave_sums(outs, warp_stats, o, soft);
+    float x[8] = {};
+    sum_splits(x, partial + place * DIM + lane * 8, static_cast<long long>(group) * DIM, warp, splits, weights);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sums[warp][lane * 8 + i] = x[i];
     __syncthreads();
-    gate += static_cast<long long>(row) * gate_stride + head * group * DIM;
-    int block = row * pool.kv_heads + head, most = gridDim.x;
-    partial += static_cast<long long>(block) * most * group * DIM;
-    float2* pairs = reinterpret_cast<float2*>(stats) + block * most * group;
-    merge_warps(out + place, gate, partial + split * group * DIM, pairs + split * group, outs, warp_stats, group,
-                r.splits == 1);
-    if (r.splits == 1 || !arrive_last(counters + block, r.splits)) return;
-    merge_splits(out + place, gate, partial, pairs, r.splits, group, weights, totals);
+    if (warp) return;
+    for (int w = 1; w < MERGERS; w++) {
+        const float4* from = reinterpret_cast<const float4*>(&sums[w][lane * 8]);
+        add_eight(x, from[0], from[1], 1.0f);
+    }
+    if (KvFormats<KV>::VALUE == KV_NVFP4) rotate_back(x, lane);
+    float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f, g[8];
+    load_row(g, gate + static_cast<long long>(row) * gate_stride + head * DIM, lane);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = x[i] * inverse * __fdividef(1.0f, 1.0f + __expf(-g[i]));
+    store_bf16(reinterpret_cast<u8*>(out + (static_cast<long long>(row) * heads + head) * DIM), 0, lane, x);
 }

@@ -111,7 +111,7 @@ __device__ __forceinline__ void store(bf16* out, const bf16* gate, int out_strid
     for (int r = 0; r < 2; r++) {
         float total = soft.total[r] + __shfl_xor_sync(~0u, soft.total[r], 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+        float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
         int row = lane / 4 + r * 8;
         if (row >= rows) continue;
 #pragma unroll
@@ -120,8 +120,8 @@ __device__ __forceinline__ void store(bf16* out, const bf16* gate, int out_strid
             float2 g = __bfloat1622float2(
                 *reinterpret_cast<const __nv_bfloat162*>(gate + static_cast<long long>(row) * gate_stride + d));
             *reinterpret_cast<u32*>(out + static_cast<long long>(row) * out_stride + d) =
-                pack_bf16(o[n][2 * r] * inverse / (1.0f + __expf(-g.x)),
-                          o[n][2 * r + 1] * inverse / (1.0f + __expf(-g.y)));
+                pack_bf16(o[n][2 * r] * inverse * __fdividef(1.0f, 1.0f + __expf(-g.x)),
+                          o[n][2 * r + 1] * inverse * __fdividef(1.0f, 1.0f + __expf(-g.y)));
         }
     }
 }

@@ -13,6 +13,17 @@ enum { KV_BF16, KV_INT8, KV_FP8, KV_NVFP4 };
 
 constexpr int ROW = 256;
 
+// This lane's eight elements of a bf16 row.
+__device__ __forceinline__ void load_row(float (&x)[8], const __nv_bfloat16* p, int lane) {
+    uint4 raw = reinterpret_cast<const uint4*>(p)[lane];
+    u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(words[i] << 16);
+        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
 __device__ __forceinline__ float group_max(const float (&x)[8], int lanes) {
     float peak = 0.0f;
 #pragma unroll
@@ -124,6 +135,32 @@ __device__ __forceinline__ void store_row(unsigned char* part, int token, int la
     if constexpr (FORMAT == KV_INT8) store_int8(part, token, lane, x);
     if constexpr (FORMAT == KV_FP8) store_fp8(part, token, lane, x);
     if constexpr (FORMAT == KV_NVFP4) store_nvfp4(part, token, lane, x);
+}
+
+// The inverse of store_row, but for the rotation of nvfp4 rows.
+template <int FORMAT>
+__device__ __forceinline__ void read_row(float (&x)[8], const unsigned char* part, int token, int lane) {
+    if constexpr (FORMAT == KV_BF16) load_row(x, reinterpret_cast<const __nv_bfloat16*>(part) + token * ROW, lane);
+    if constexpr (FORMAT == KV_INT8 || FORMAT == KV_FP8) {
+        const __half* scales = reinterpret_cast<const __half*>(part + PAGE_TOKENS * ROW);
+        float scale = __half2float(FORMAT == KV_INT8 ? scales[token * 4 + lane / 8] : scales[token]);
+        uint2 raw = reinterpret_cast<const uint2*>(part + token * ROW)[lane];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 code = (i < 4 ? raw.x : raw.y) >> i % 4 * 8 & 0xff;
+            x[i] = scale * (FORMAT == KV_INT8 ? static_cast<float>(static_cast<signed char>(code)) : e4m3_value(code));
+        }
+    }
+    if constexpr (FORMAT == KV_NVFP4) {
+        u32 raw = reinterpret_cast<const u32*>(part + token * ROW / 2)[lane];
+        float scale = e4m3_value(part[PAGE_TOKENS * ROW / 2 + token * 16 + lane / 2]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 code = raw >> 4 * i & 15;
+            float magnitude = __uint_as_float((code & 7) << 22) * 0x1p126f;
+            x[i] = (code & 8 ? -magnitude : magnitude) * scale;
+        }
+    }
 }
 
 // The formats of keys and values of a cache: bf16, int8, fp8, nvfp4, k8v4.

@@ -2,7 +2,8 @@
 //
 // rope_table finds cosines and sines once a pass (in double: a position times a frequency loses too
 // much in float32); rope_append norms and rotates every query and key head, a warp a head, and stores keys
-// and values in the cache's format.
+// and values in the cache's format.  kv_widen turns a prompt's pages into bf16 pages, which is what
+// attend_prefill reads.
 //
 //: variants KV 0 1 2 3 4
 #include "kv_store.cuh"
@@ -21,16 +22,6 @@ extern "C" __global__ void __launch_bounds__(256) rope_table(float* table, const
     double sine, cosine;
     sincos(positions[axes[pair] * rows + row] * frequencies[pair], &sine, &cosine);
     reinterpret_cast<float2*>(table)[at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
-}
-
-__device__ __forceinline__ void load_row(float (&x)[8], const bf16* p, int lane) {
-    uint4 raw = reinterpret_cast<const uint4*>(p)[lane];
-    u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
 }
 
 // (1 + w) RMSNorm of one head.
@@ -95,4 +86,23 @@ extern "C" __global__ void __launch_bounds__(128) rope_append(bf16* q_out, const
     store_row<Formats::KEY>(page_keys(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
     load_row(x, v + at, lane);
     store_row<Formats::VALUE>(page_values(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+}
+
+// wide: bf16 pages 0 .. pages - 1 of one sequence, laid as a pool of one layer.  Keys stay rotated where their
+// format rotates (queries are too); values do not.  Grid (64 / 8, pages, kv_heads), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) kv_widen(unsigned char* wide, Pool pool, long long layer,
+                                                          Sequences of, int length) {
+    release_successor();
+    await_predecessor();
+    int token = blockIdx.x * 8 + threadIdx.x / 32, page = blockIdx.y, head = blockIdx.z, lane = threadIdx.x % 32;
+    if (page * PAGE_TOKENS + token >= of.frontiers[0] + length) return;
+    constexpr int PART = PAGE_TOKENS * ROW * 2;
+    int from = of.tables[page];
+    unsigned char* to = wide + static_cast<long long>(page) * pool.kv_heads * 2 * PART + head * PART;
+    float x[8];
+    read_row<Formats::KEY>(x, page_keys(pool, from, layer, head), token, lane);
+    store_bf16(to, token, lane, x);
+    read_row<Formats::VALUE>(x, page_values(pool, from, layer, head), token, lane);
+    if (Formats::VALUE == KV_NVFP4) rotate_back(x, lane);
+    store_bf16(to + pool.kv_heads * PART, token, lane, x);
 }

@@ -10,7 +10,17 @@ import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
-from ninfer.ops.cuda_state import HEAD_DIM, KV_KINDS, SPLITS, PagePool, Shape, Take, pack_sequences
+from ninfer.ops.cuda_state import (
+    HEAD_DIM,
+    KV_KINDS,
+    PAGE_TOKENS,
+    SPLITS,
+    PagePool,
+    Shape,
+    Take,
+    pack_sequences,
+    page_bytes,
+)
 from ninfer.ops.verbs import Step
 
 WIDE_SHARED = (16 * 8 + 128) * 512  # what attend_prefill takes with eight warps
@@ -22,7 +32,7 @@ class AttentionKernels:
 
     frequencies   (pairs,) f64    rotary frequencies
     axes          (pairs,) i32    position axis of each pair
-    counters      (rows, kv_heads) u32, zero
+    line          (pages of a context,) i32: 0, 1, 2, ..., the table of widened pages
     splits        how many splits the longest sequence can have
     shared_limit  bytes of shared memory that a block may have
     """
@@ -33,7 +43,7 @@ class AttentionKernels:
     pool: PagePool
     frequencies: DeviceArray
     axes: DeviceArray
-    counters: DeviceArray
+    line: DeviceArray
     splits: int = SPLITS
     shared_limit: int = 99 << 10
     dependent: bool = True
@@ -98,17 +108,19 @@ class AttentionKernels:
         rows: int,
     ) -> None:
         shape = self.shape
-        if rows * shape.kv_heads > self.counters.size:
-            raise ValueError(f"attend: {rows} rows, counters for {self.counters.size // shape.kv_heads}")
         partial = self.take((rows, shape.heads, self.splits, HEAD_DIM), "f32")
         stats = self.take((rows, shape.heads, self.splits, 2), "f32")
-        self.library.get(
-            "attend_decode.cu", "attend_decode", KV=KV_KINDS[self.pool.kind], HEAD_DIM=HEAD_DIM
-        ).launch(
+        kind = KV_KINDS[self.pool.kind]
+        self.library.get("attend_decode.cu", "attend_rows", KV=kind).launch(
             (self.splits, shape.kv_heads, rows),
             128,
-            *(out, q, gate, gate.shape[1], pool, place, sequences, shape.heads, HEAD_DIM**-0.5),
-            *(partial, stats, self.counters),
+            *(partial, stats, q, pool, place, sequences, shape.heads, HEAD_DIM**-0.5),
+            dependent=self.dependent,
+        )
+        self.library.get("attend_decode.cu", "attend_merge", KV=kind).launch(
+            (shape.heads, rows),
+            256,
+            *(out, gate, gate.shape[1], partial, stats, self.splits, shape.kv_heads, sequences),
             dependent=self.dependent,
         )
 
@@ -123,10 +135,26 @@ class AttentionKernels:
         step: Step,
     ) -> None:
         warps = 8 if self.shared_limit >= WIDE_SHARED else 4
-        heads = self.shape.heads
+        heads, wide = self.shape.heads, None
+        if self.pool.kind != "bf16":
+            wide, pool, sequences = self._widened(pool, place, sequences, step)
+            place = 0
         self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps).launch(
             (heads, -(-step.rows // (16 * warps))),
             32 * warps,
             *(out, q, gate, gate.shape[1], pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
             shared=(16 * warps + 128) * 512,
         )
+        del wide  # the launch above read it
+
+    def _widened(
+        self, pool: bytes, place: int, sequences: bytes, step: Step
+    ) -> tuple[DeviceArray, bytes, bytes]:
+        """The sequence's pages in bf16, and the pool and the sequences that name them."""
+        pages, kv_heads = step.tables.shape[1], self.shape.kv_heads
+        wide = PagePool(self.take((pages, page_bytes("bf16", 1, kv_heads)), "u8"), "bf16", 1, kv_heads)
+        self.library.get("rope.cu", "kv_widen", KV=KV_KINDS[self.pool.kind]).launch(
+            (PAGE_TOKENS // 8, pages, kv_heads), 256, wide.data, pool, place, sequences, step.rows
+        )
+        line = attrs.evolve(step, tables=self.line)
+        return wide.data, wide.pack(pages), pack_sequences(line)

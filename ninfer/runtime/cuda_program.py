@@ -39,7 +39,7 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.qwen3_5 import forward
 from ninfer.model.weights import Decoder
 from ninfer.ops.cuda_sampler import pack_sampler
-from ninfer.ops.cuda_state import ImagePool, PagePool
+from ninfer.ops.cuda_state import PAGE_TOKENS, ImagePool, PagePool
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.sample_numpy import Purpose
@@ -195,7 +195,8 @@ class CudaProgram:
         point = packer.put(int32([unit.start + len(unit.ids)]))
         out = self.results.rows(0, 1)
         if unit.ids:
-            host = prefill_step(unit)
+            needed = -(-(unit.start + len(unit.ids)) // PAGE_TOKENS)
+            host = prefill_step(attrs.evolve(unit, pages=unit.pages[:needed]))
             step = packer.step(host)
             follow = self._follow(step, host)
             self._send()

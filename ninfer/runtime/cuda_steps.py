@@ -59,14 +59,17 @@ class Packer:
         return made
 
     def step(self, step: Step, ids: DeviceArray | None = None) -> Step:
-        """Lay a step; ``ids`` are already there when a kernel finds them."""
+        """Lay a step; ``ids`` are already there when a kernel finds them.
+
+        Tables of a prompt piece keep their own width, which tells how far its pages reach.
+        """
         return attrs.evolve(
             step,
             ids=self.put(step.ids) if ids is None else ids,
             positions=self.put(step.positions),
             offsets=self.put(step.offsets),
             frontiers=self.put(step.frontiers),
-            tables=self.tables(step.tables),
+            tables=self.put(step.tables) if step.kind == "prefill" else self.tables(step.tables),
             slots=self.put(step.slots),
             lanes=self.put(step.lanes),
         )

@@ -17,7 +17,16 @@ from ninfer.runtime.arena import RawBlock, Region, Scratch
 from ninfer.runtime.cuda_card import Card, open_card
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = {"bf16": BF16, "f32": np.float32, "i32": np.int32, "u32": np.uint32, "u8": np.uint8, "i8": np.int8}
+DTYPES = {
+    "bf16": BF16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "u8": np.uint8,
+    "i8": np.int8,
+}
 KINDS = {np.dtype(dtype): kind for kind, dtype in DTYPES.items()}
 POISON = 0xFF  # as bf16 and float32 a NaN
 

@@ -1,7 +1,8 @@
-"""An artifact's weights in host memory, in their stored layout, as the CUDA verbs take them."""
+"""An artifact's weights in their stored layout, as the CUDA verbs take them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -12,14 +13,14 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.cuda_experts import bank_of
 from ninfer.ops.stored import StoredMatrix, stored_matrix
 from ninfer.ops.verbs import Weight
-from tests.emulator.memory import on_device
 
 
 @attrs.define(eq=False)
-class EmulatedLoader:
+class StoredLoader:
     """Implements ``model.weights.Loader``."""
 
     artifact: Artifact
+    to: Callable[[Any], DeviceArray]
     _objects: dict[str, DeviceArray] = attrs.field(factory=dict)
 
     def has(self, name: str) -> bool:
@@ -28,7 +29,7 @@ class EmulatedLoader:
 
     def _object(self, item: Any) -> DeviceArray:
         if item.id not in self._objects:
-            self._objects[item.id] = on_device(np.frombuffer(self.artifact.raw(item), np.uint8))
+            self._objects[item.id] = self.to(np.frombuffer(self.artifact.raw(item), np.uint8))
         return self._objects[item.id]
 
     def matrix(self, name: str) -> StoredMatrix:
@@ -64,4 +65,4 @@ class EmulatedLoader:
 
     def indices(self, name: str) -> DeviceArray:
         """Load an int32 parameter."""
-        return on_device(self.artifact.decode(name).astype(np.int32))
+        return self.to(self.artifact.decode(name).astype(np.int32))

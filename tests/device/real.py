@@ -1,0 +1,62 @@
+"""A card as the bed of the suites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.products import Products
+from ninfer.runtime.cuda_build import Machine
+from ninfer.runtime.cuda_transfers import CupyTransfers
+from ninfer.runtime.graphs import capture
+from tests.device.card import Bench
+
+
+@attrs.define(eq=False)
+class RealBed:
+    """Implements ``tests.suites.bed.Bed`` over the tests' card."""
+
+    bench: Bench
+    real: bool = True
+    machine: Machine = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        card = self.bench.card
+        self.machine = Machine(
+            card.library,
+            card.multiprocessors,
+            card.shared_bytes,
+            self.bench.gemm,
+            CupyTransfers(card.stream),
+            lambda body: capture(card.library, card.stream, body),
+        )
+
+    @property
+    def library(self) -> Any:
+        """The card's kernels."""
+        return self.bench.card.library
+
+    @property
+    def products(self) -> Products:
+        """The card's products."""
+        return self.bench.products
+
+    def take(self, shape: tuple[int, ...], kind: str) -> DeviceArray:
+        """Lend a poisoned array."""
+        return self.bench.empty(shape, kind)
+
+    def zeros(self, shape: tuple[int, ...], kind: str) -> DeviceArray:
+        """Lend a zeroed array."""
+        made = self.bench.scratch.take(shape, kind)
+        self.bench.card.fill(made)
+        return made
+
+    def to(self, values: Any) -> DeviceArray:
+        """Copy a NumPy array in."""
+        return self.bench.to(values)
+
+    def back(self, array: DeviceArray) -> Any:
+        """Copy an array out."""
+        return self.bench.back(array)

@@ -1,0 +1,9 @@
+"""Attention, DeltaNet and whole models on the card."""
+
+import pytest
+
+from tests.suites.attention import *  # noqa: F403
+from tests.suites.delta import *  # noqa: F403
+from tests.suites.program import *  # noqa: F403
+
+pytestmark = pytest.mark.cuda

@@ -1,0 +1,3 @@
+"""The program suite on the emulator."""
+
+from tests.suites.program import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The DeltaNet suite on the emulator."""
+
+from tests.suites.delta import *  # noqa: F403

@@ -1,0 +1,199 @@
+"""Attention end to end (norms, rotary, cache, softmax, gate) against plain float64 attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ninfer.ops.cuda_attention import AttentionKernels
+from ninfer.ops.cuda_state import KV_KINDS, PagePool, Shape, page_bytes
+from ninfer.ops.numpy_attention import Rotary, rotate
+from ninfer.ops.numpy_math import shifted_norm
+from ninfer.ops.verbs import Step
+from ninfer.runtime.kvformat import KV_FORMATS
+from tests.suites.bed import Bed, only_on_a_card, relative
+
+BF16, DIM, PAGE = ml_dtypes.bfloat16, 256, 64
+LIMITS = {"bf16": 8e-3, "int8": 1.2e-2, "fp8": 1.2e-2, "nvfp4": 1.2e-2, "k8v4": 1.2e-2}
+
+
+class Layer:
+    """One attention layer of several sequences, and everything they have cached, in NumPy beside it."""
+
+    def __init__(
+        self, bed: Bed, kind: str, heads: int, kv_heads: int, capacity: int, lanes: int, seed: int
+    ):
+        self.bed, self.kind, self.heads, self.kv_heads = bed, kind, heads, kv_heads
+        self.rng = rng = np.random.default_rng(seed)
+        width = -(-capacity // PAGE)
+        pages = lanes * width + 2
+        self.tables = rng.permutation(pages)[: lanes * width].reshape(lanes, width).astype(np.int32)
+        self.pool = PagePool(bed.take((pages, page_bytes(kind, 2, kv_heads)), "u8"), kind, 2, kv_heads)
+        self.rotary = Rotary.of(64, 1e7, (11, 11, 10))
+        self.norms = [(rng.standard_normal(DIM) / 4).astype(BF16) for _ in range(2)]
+        self.keys = [np.zeros((0, kv_heads, DIM), np.float32) for _ in range(lanes)]
+        self.values = [np.zeros((0, kv_heads, DIM), np.float32) for _ in range(lanes)]
+        self.run = AttentionKernels(
+            bed.library, bed.take, Shape(256, heads, kv_heads, 1, 1, 1e-6), self.pool,
+            bed.to(self.rotary.frequencies), bed.to(self.rotary.axes.astype(np.int32)),
+            bed.to(np.arange(width, dtype=np.int32)), splits=min(64, width),
+            shared_limit=bed.machine.shared_bytes,
+        )  # fmt: skip
+
+    def rows(self, count: int) -> tuple[Any, ...]:
+        """Projected q, gate, k, v."""
+        widths = (self.heads, self.heads, self.kv_heads, self.kv_heads)
+        return tuple(self.rng.standard_normal((count, n * DIM)).astype(BF16) for n in widths)
+
+    def step(self, kind: str, lanes: list[int], counts: list[int], positions: Any, first: int = 0) -> Step:
+        """A step that goes on where the lanes are."""
+        to, lengths = self.bed.to, [len(self.keys[lane]) for lane in lanes]
+        total = sum(counts)
+        return Step(
+            kind=kind,
+            rows=total,
+            sequences=len(lanes),
+            ids=None,
+            positions=to(positions),
+            offsets=to(np.cumsum([0, *counts]).astype(np.int32)),
+            frontiers=to(np.array(lengths, np.int32)),
+            tables=to(self.tables[lanes]),
+            slots=None,
+            lanes=None,
+            first=first,
+        )
+
+    def advance(
+        self,
+        kind: str,
+        lanes: list[int],
+        counts: list[int],
+        parts: tuple[Any, ...],
+        first: int = 0,
+        keep: bool = True,
+    ) -> tuple[Any, Any]:
+        """Run rows; -> (what the kernels say, what plain attention says)."""
+        lengths = [len(self.keys[lane]) for lane in lanes]
+        line = np.concatenate([n + np.arange(c) for n, c in zip(lengths, counts, strict=True)])
+        positions = np.stack([line * 3, line + 100_000, line // 2]).astype(np.int32)
+        step = self.step(kind, lanes, counts, positions, first)
+        self.run.enter(step)
+        norms = (self.bed.to(self.norms[0]), self.bed.to(self.norms[1]))
+        out = self.bed.back(self.run(*(self.bed.to(p) for p in parts), norms, 1, step)).astype(np.float32)
+        want = self._reference(lanes, counts, parts, positions, first)
+        if not keep:
+            for lane, n in zip(lanes, lengths, strict=True):
+                self.keys[lane], self.values[lane] = self.keys[lane][:n], self.values[lane][:n]
+        return out, want
+
+    def _reference(self, lanes: Any, counts: Any, parts: Any, positions: Any, first: int) -> Any:
+        q, gate, k, v = (part.astype(np.float32).reshape(len(part), -1, DIM) for part in parts)
+        q, k = (
+            shifted_norm(x, w.astype(np.float32), 1e-6) for x, w in zip((q, k), self.norms, strict=True)
+        )
+        angles = self.rotary.angles(positions)
+        rotate(q, angles)
+        rotate(k, angles)
+        form = KV_FORMATS[self.kind]
+        k, v = form.key.decode(form.key.encode(k)), form.value.decode(form.value.encode(v))
+        out, at = np.zeros(gate.shape, np.float64), 0
+        group = self.heads // self.kv_heads
+        for lane, count in zip(lanes, counts, strict=True):
+            rows = slice(at, at + count)
+            before = len(self.keys[lane])
+            self.keys[lane] = np.concatenate((self.keys[lane], k[rows]))
+            self.values[lane] = np.concatenate((self.values[lane], v[rows]))
+            for i in range(count):
+                n = before + i + 1
+                if n <= first:
+                    continue
+                keys, values = self.keys[lane][first:n], self.values[lane][first:n]
+                for h in range(self.heads):
+                    score = keys[:, h // group] @ q[at + i, h] / 16
+                    weight = np.exp(score - score.max())
+                    out[at + i, h] = weight @ values[:, h // group] / weight.sum()
+            at += count
+        return (out / (1 + np.exp(-gate))).reshape(len(q), -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KV_KINDS)
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 1), (24, 4), (16, 2)])
+def test_prompts_rows_and_drafts_attend_to_what_was_cached(
+    bed: Bed, kind: str, heads: int, kv_heads: int
+) -> None:
+    only_on_a_card(bed, heads > 6)
+    layer = Layer(bed, kind, heads, kv_heads, 512, 2, heads)
+    limit = LIMITS[kind]
+    for count in (70, 1, 58) if heads <= 6 else (70, 1, 58, 129, 64):
+        out, want = layer.advance("prefill", [0], [count], layer.rows(count))
+        assert relative(out, want) <= limit
+    layer.advance("prefill", [1], [3], layer.rows(3))
+    for counts in ([1, 1], [1, 1], [4, 2]):
+        kind_of = "decode" if counts == [1, 1] else "verify"
+        out, want = layer.advance(kind_of, [0, 1], counts, layer.rows(sum(counts)))
+        assert relative(out, want) <= limit
+        assert np.abs(out - want).max() <= 4 * limit * np.abs(want).max()
+
+
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_a_verification(bed: Bed, kind: str) -> None:
+    layer = Layer(bed, kind, 4, 2, 320, 3, 9)
+    for lane, count in ((0, 150), (1, 40), (2, 64)):
+        layer.advance("prefill", [lane], [count], layer.rows(count))
+    rows = layer.rows(6)
+    batch, _ = layer.advance("verify", [0, 1, 2], [3, 1, 2], rows, keep=False)
+    for lane, begin, count in ((0, 0, 3), (1, 3, 1), (2, 4, 2)):
+        for i in range(begin, begin + count):
+            one = tuple(part[i : i + 1] for part in rows)
+            out, _ = layer.advance("decode", [lane], [1], one)
+            assert (out[0] == batch[i]).all()
+
+
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str) -> None:
+    found = []
+    for cuts in ((150,), (1, 63, 64, 22), (37, 100, 13)):
+        layer = Layer(bed, kind, 2, 1, 192, 1, 5)
+        rows, at, outs = layer.rows(150), 0, []
+        for count in cuts:
+            piece = tuple(part[at : at + count] for part in rows)
+            outs.append(layer.advance("prefill", [0], [count], piece)[0])
+            at += count
+        found.append(np.concatenate(outs))
+    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+
+
+def test_keys_below_the_first_are_never_read(bed: Bed) -> None:
+    layer = Layer(bed, "bf16", 2, 1, 128, 1, 6)
+    out, want = layer.advance("prefill", [0], [70], layer.rows(70), first=1)
+    assert (out[0] == 0).all() and relative(out, want) <= 8e-3
+    out, want = layer.advance("decode", [0], [1], layer.rows(1), first=1)
+    assert relative(out, want) <= 8e-3
+
+
+@pytest.mark.parametrize("kind", KV_KINDS)
+@pytest.mark.parametrize("length", [4095, 4096, 4160, 9001])
+def test_long_contexts_split_and_merge(bed: Bed, kind: str, length: int) -> None:
+    only_on_a_card(bed, kind != "bf16" or length > 4096)
+    layer = Layer(bed, kind, 6, 1, length + 8, 1, length)
+    layer.advance("prefill", [0], [length], layer.rows(length)) if bed.real else _fill(layer, length)
+    out, want = layer.advance("verify", [0], [3], layer.rows(3))
+    assert relative(out, want) <= LIMITS[kind]
+
+
+def _fill(layer: Layer, length: int) -> None:
+    """Append without the cost of prompt attention: two rows a verification of many tokens."""
+    rows = layer.rows(length)
+    form, k, v = KV_FORMATS[layer.kind], rows[2], rows[3]
+    k, v = (part.astype(np.float32).reshape(length, -1, DIM) for part in (k, v))
+    layer.keys[0] = form.key.decode(form.key.encode(k))
+    layer.values[0] = form.value.decode(form.value.encode(v))
+    data = layer.bed.back(layer.pool.data).view(BF16).reshape(-1, 2, 2, layer.kv_heads, PAGE, DIM)
+    for i in range(length):
+        page = data[layer.tables[0, i // PAGE], 1]
+        page[0, :, i % PAGE], page[1, :, i % PAGE] = layer.keys[0][i], layer.values[0][i]
+    layer.bed.machine.transfers.send(layer.pool.data, data.view(np.uint8))
