@@ -13,13 +13,18 @@
 //: variants TILES 1 2
 #include "linear_ring.cuh"
 
-// Sum the warps' partial tiles in order of their columns.
+// Sum the partial tiles of ``warps`` warps in order of their columns.
 template <int NT>
-__device__ __forceinline__ void gather(float4 (&total)[NT], const float4* meet, int lane) {
+__device__ __forceinline__ void gather(float4 (&total)[NT], const float4* meet, int warps, int lane) {
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-        total[t] = meet[t * 32 + lane];
-        for (int w = 1; w < SPANS; w++) total[t] = plus(total[t], meet[(w * NT + t) * 32 + lane]);
+    for (int t = 0; t < NT; t++) total[t] = meet[t * 32 + lane];
+#pragma unroll 1
+    for (int w = 1; w < warps; w += 7) {
+#pragma unroll
+        for (int i = 0; i < 7; i++)
+            if (w + i < warps)
+#pragma unroll
+                for (int t = 0; t < NT; t++) total[t] = plus(total[t], meet[((w + i) * NT + t) * 32 + lane]);
     }
 }
 
@@ -75,100 +80,141 @@ __device__ __forceinline__ void store(const float4 (&total)[NT], const Call& cal
     }
 }
 
-// Fill the team's ring: its first tile by number, then whichever is next.  Claims are made two tiles ahead,
-// because an answer waits behind the weights that are on their way.
+// One part of a tile has been summed: add it to the earlier ones, and store the tile after the last.
+template <int F, int NT>
+__device__ __forceinline__ void finish(float4 (&total)[NT], const Call& call, const Group& group, const Control& control, float4* carry, int part, Share share, int tile, int number, int lane) {
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        if (part > share.first) total[t] = plus(carry[t * 32 + lane], total[t]);
+        if (part + 1 < share.last) carry[t * 32 + lane] = total[t];
+    }
+    if (part + 1 < share.last) return;
+    if (call.split > 1 && !join_parts<NT>(total, call, group.base + tile, number, lane)) return;
+    store<F, NT>(total, call, locate(call, group, tile), control.scale, lane);
+}
+
+// Fill the team's ring with the stages of one tile.
 template <int F>
-__device__ __forceinline__ void produce(const Call& call, const Group& group, Part<F> part, u8* ring, Control& control, int team, int tile, int teams, u32* claims) {
-    Producer<F> producer(call, part);
-    int lane = threadIdx.x % 32, slot = 0, parity = 1, steps = part.steps(), stages = call.stages;
-    u32 next = 0, after = 0;
-    if (lane == 0) next = count_relaxed(claims);
-    while (tile < group.tiles) {
-        if (lane == 0) after = count_relaxed(claims);
-        producer.aim(group, tile);
-        for (int s = 0; s < steps; s++) {
-            phase_wait(&control.empty[team][slot], parity);
-            if (lane == 0) control.tile[team][slot] = tile;
-            __syncwarp();
-            producer.fill(ring + slot * Layout<F>::STAGE, s * SPANS);
-            phase_arrive_after_copies(&control.full[team][slot]);
-            if (++slot == stages) slot = 0, parity ^= 1;
+struct Filling {
+    const Call& call;
+    const Group& group;
+    Control& control;
+    Share share;
+    u8* ring;
+    int team, slot, parity;
+    Producer<F> producer;
+
+    __device__ __forceinline__ void next() {
+        if (++slot == call.stages) slot = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void tile(int tile) {
+        for (int p = share.first; p < share.last; p++) {
+            Part<F> part(call, p, p + 1);
+            producer.aim(group, tile, part, share);
+            for (int s = 0; s < share.steps(part.units); s++, next()) {
+                phase_wait(&control.empty[team][slot], parity);
+                if (threadIdx.x % 32 == 0) control.tile[team][slot] = tile;
+                __syncwarp();
+                producer.fill(ring + slot * Layout<F>::STAGE, share.unit(s));
+                phase_arrive_after_copies(&control.full[team][slot]);
+            }
         }
-        tile = teams + __shfl_sync(~0u, next, 0);
+    }
+    // Say that there are no more: any number past the end.
+    __device__ __forceinline__ void end(int number) {
+        phase_wait(&control.empty[team][slot], parity);
+        if (threadIdx.x % 32 == 0) control.tile[team][slot] = number;
+        __syncwarp();
+        phase_arrive(&control.full[team][slot]);
+    }
+};
+
+// A team's tiles: the first by number, then whichever is next.  Claims are made two tiles ahead, because
+// an answer waits behind the weights that are on their way.  Teams that share tiles go by number alone.
+template <int F>
+__device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, u8* ring, Control& control, int team, int block, u32* claims) {
+    Filling<F> filling{call, group, control, share, ring, team, 0, 1, Producer<F>(call)};
+    int lane = threadIdx.x % 32, width = group.blocks / call.split, teams = call.joint ? width : TEAMS * width;
+    int tile = block / call.split + (call.joint ? 0 : width * team);
+    u32 next = 0, after = 0;
+    bool asks = lane == 0 && !call.joint;
+    if (asks) next = count_relaxed(claims);
+    while (tile < group.tiles) {
+        if (asks) after = count_relaxed(claims);
+        filling.tile(tile);
+        tile = call.joint ? tile + teams : teams + __shfl_sync(~0u, next, 0);
         next = after;
     }
-    phase_wait(&control.empty[team][slot], parity);
-    if (lane == 0) control.tile[team][slot] = group.tiles + next;  // any number past the end, once it is there
-    __syncwarp();
-    phase_arrive(&control.full[team][slot]);
-    if (lane == 0 && count_relaxed(claims + 1) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
+    filling.end(group.tiles + next);  // once the last claim has been answered
+    if (asks && count_relaxed(claims + 1) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
     await_predecessor();
 }
 
-// All tiles of one team, for weights of one format.
+// All tiles of one team, or of two that share them, for weights of one format.
 template <int F, int NT>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
-    int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.parts;
-    Part<F> part(call, number);
-    int stages = call.stages, steps = part.steps(), units = part.units;
+    int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.split;
+    Share share(call, number, team);
+    Part<F> all(call, share.first, share.last);
+    int stages = call.stages, crew = SPANS * share.teams, place = share.team * SPANS + span;
 
-    float4* meet = reinterpret_cast<float4*>(shared) + team * 2 * SPANS * NT * 32;
-    u8* ring = shared + TEAMS * 2 * SPANS * NT * 512 + team * stages * L::STAGE;
-    float* starts = reinterpret_cast<float*>(shared + TEAMS * 2 * SPANS * NT * 512 + TEAMS * stages * L::STAGE);
-    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? part.columns() / 64 * NT * 32 : 0);
-    if (!worker) {
-        int width = group.blocks / call.parts;
-        produce<F>(call, group, part, ring, control, team, block / call.parts + width * team, 2 * width, claims + number * 2);
-        return;
-    }
+    float4* meet = reinterpret_cast<float4*>(shared) + (team - share.team) * 2 * SPANS * NT * 32;
+    float4* carry = reinterpret_cast<float4*>(shared) + (TEAMS * 2 * SPANS + team - share.team) * NT * 32;
+    u8* ring = shared + TEAMS * (2 * SPANS + 1) * NT * 512 + team * stages * L::STAGE;
+    float* starts = reinterpret_cast<float*>(shared + TEAMS * (2 * SPANS + 1) * NT * 512 + TEAMS * stages * L::STAGE);
+    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? all.columns() / 64 * NT * 32 : 0);
+    if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims);
     await_predecessor();
-    stage_rows<F>(call, control, x, starts, 8 * NT, part.begin * L::COLUMNS, part.columns());
+    stage_rows<F>(call, control, x, starts, 8 * NT, all.begin * L::COLUMNS, all.columns());
 
     const u8* mine[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++)
-        mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * L::x_stride(part.columns()) + lane % 4 * L::X_PIECE;
-    int slot = 0, parity = 0;
+        mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * L::x_stride(all.columns()) + lane % 4 * L::X_PIECE;
+    int slot = 0, parity = 0, round = 0;
     u32 nibbles = call.nibbles;
-    for (int round = 0;; round++) {
-        float sum[NT][4] = {};
+    for (int turn = 0;; turn = (turn + 1) % crew) {
         phase_wait(&control.full[team][slot], parity);
         int tile = control.tile[team][slot];
         if (tile >= group.tiles) return;
-        for (int unit = span; unit < steps * SPANS; unit += SPANS) {
-            phase_wait(&control.full[team][slot], parity);
-            if (unit < units)
-                multiply<F, NT>(sum, ring + slot * L::STAGE, mine, starts, unit * L::COLUMNS * 2, span, lane, nibbles);
-            __syncwarp();
-            if (lane == 0) phase_arrive(&control.empty[team][slot]);
-            if (++slot == stages) slot = 0, parity ^= 1;
-        }
-        int side = round & 1, barrier = 1 + team * 2 + side;
-        if (round > 1) phase_wait(&control.gathered[team][side], (round / 2 - 1) & 1);
-        float4* here = meet + side * SPANS * NT * 32;
+        for (int p = share.first; p < share.last; p++, round++) {
+            Part<F> part(call, p, p + 1);
+            float sum[NT][4] = {};
+            for (int s = 0; s < share.steps(part.units); s++) {
+                int unit = share.unit(s) + span;
+                phase_wait(&control.full[team][slot], parity);
+                if (unit < part.units)
+                    multiply<F, NT>(sum, ring + slot * L::STAGE, mine, starts, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane, nibbles);
+                __syncwarp();
+                if (lane == 0) phase_arrive(&control.empty[team][slot]);
+                if (++slot == stages) slot = 0, parity ^= 1;
+            }
+            int side = round & 1, owner = team - share.team, barrier = 1 + owner * 2 + side;
+            if (round > 1) phase_wait(&control.gathered[owner][side], (round / 2 - 1) & 1);
+            float4* here = meet + side * crew * NT * 32;
 #pragma unroll
-        for (int t = 0; t < NT; t++)
-            here[(span * NT + t) * 32 + lane] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
-        __syncwarp();
-        if (span != round % SPANS) {
-            team_arrive(barrier, SPANS * 32);
-            continue;
+            for (int t = 0; t < NT; t++)
+                here[(place * NT + t) * 32 + lane] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
+            __syncwarp();
+            if (place != turn) {
+                team_arrive(barrier, crew * 32);
+                continue;
+            }
+            team_barrier(barrier, crew * 32);
+            float4 total[NT];
+            gather<NT>(total, here, crew, lane);
+            __syncwarp();
+            if (lane == 0) phase_arrive(&control.gathered[owner][side]);
+            finish<F, NT>(total, call, group, control, carry, p, share, tile, number, lane);
+            __syncwarp();
         }
-        team_barrier(barrier, SPANS * 32);
-        float4 total[NT];
-        gather<NT>(total, here, lane);
-        __syncwarp();
-        if (lane == 0) phase_arrive(&control.gathered[team][side]);
-        if (call.parts == 1 || join_parts<NT>(total, call, group.base + tile, number, lane))
-            store<F, NT>(total, call, locate(call, group, tile), control.scale, lane);
-        __syncwarp();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(576, 3 - TILES) linear(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(576, 1) linear(const __grid_constant__ Call call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
     release_successor();

@@ -32,7 +32,9 @@ struct Call {
     int rows, columns, parts, beginning, ending;
     float eps;
     u32 nibbles;  // 0x000f000f, in a register because an instruction has room for one immediate
-    u32 stages;
+    int stages;
+    int split;    // blocks that a tile's parts are spread over: all parts, or 1
+    int joint;    // whether both teams work on one tile, half of every 16 units each
 };
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
@@ -68,17 +70,27 @@ struct Layout {
     __device__ static int x_stride(int columns) { return columns * 2 + X_PAD; }
 };
 
-// Units begin .. begin + units - 1 of every row: one block's part of the columns.
+// Units begin .. begin + units - 1 of every row.
 template <int F>
 struct Part {
     int begin, units;
-    __device__ Part(const Call& call, int part) {
+    // Parts first .. last - 1 of the call's.
+    __device__ Part(const Call& call, int first, int last) {
         int all = (call.columns + Layout<F>::COLUMNS - 1) / Layout<F>::COLUMNS;
-        begin = all * part / call.parts;
-        units = all * (part + 1) / call.parts - begin;
+        begin = all * first / call.parts;
+        units = all * last / call.parts - begin;
     }
-    __device__ int steps() const { return (units + SPANS - 1) / SPANS; }
     __device__ int columns() const { return units * Layout<F>::COLUMNS; }
+};
+
+// Which parts a block takes, and how its teams share them.
+struct Share {
+    int first, last;   // parts
+    int team, teams;   // of those that share a tile: this one, and how many
+    __device__ Share(const Call& call, int number, int team)
+        : first(call.split > 1 ? number : 0), last(call.split > 1 ? number + 1 : call.parts), team(call.joint ? team : 0), teams(call.joint ? TEAMS : 1) {}
+    __device__ int steps(int units) const { return (units + SPANS * teams - 1) / (SPANS * teams); }
+    __device__ int unit(int step) const { return (step * teams + team) * SPANS; }  // the first of a stage
 };
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
@@ -197,42 +209,43 @@ struct Producer {
     using L = Layout<F>;
     static constexpr int HIGH_UNIT = F == Q5 ? 16 : 32;  // bytes of high bits of a row and unit
     const Call& call;
-    Part<F> part;
-    const u8 *codes[4], *high[4], *scales[4];  // of this lane's rows, at the first unit of the part
+    int begin, units, hop;                     // the part; units from one stage to the next
+    const u8 *codes[4], *high[4], *scales[4];  // of this lane's rows, at the next stage
 
-    __device__ Producer(const Call& c, Part<F> p) : call(c), part(p) {}
+    __device__ explicit Producer(const Call& c) : call(c), begin(0), units(0), hop(0) {}
 
-    __device__ __forceinline__ void aim(const Group& group, int tile) {
-        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, K = call.columns;
-        Place at = locate(call, group, tile);
+    __device__ __forceinline__ void aim(const Group& group, int tile, Part<F> part, Share share) {
+        begin = part.begin, units = part.units, hop = SPANS * share.teams;
+        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, K = call.columns, at = begin + share.unit(0);
+        Place place = locate(call, group, tile);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const Matrix& m = call.matrices[at.matrix[i / 2]];
-            long n = min(at.row[i / 2] + r + i % 2 * 4, m.rows - 1);
-            codes[i] = m.codes + n * row_bytes<F>(K) + part.begin * 64 + c * 16;
-            if constexpr (L::HIGH_ROW > 0) high[i] = m.high + n * (padded(K) / 128 * HIGH_UNIT) + part.begin * HIGH_UNIT + c * 16;
-            if constexpr (F == NVFP4) scales[i] = m.scales + nvfp4_scale(m.first + n, 0, K) + (part.begin * 2 + c) * 512L;
-            else if constexpr (L::SCALE_ROW > 0) scales[i] = m.scales + n * (padded(K) / (F == Q8 ? 16 : 32)) + (part.begin + c) * 4;
+            const Matrix& m = call.matrices[place.matrix[i / 2]];
+            long n = min(place.row[i / 2] + r + i % 2 * 4, m.rows - 1);
+            codes[i] = m.codes + n * row_bytes<F>(K) + at * 64 + c * 16;
+            if constexpr (L::HIGH_ROW > 0) high[i] = m.high + n * (padded(K) / 128 * HIGH_UNIT) + at * HIGH_UNIT + c * 16;
+            if constexpr (F == NVFP4) scales[i] = m.scales + nvfp4_scale(m.first + n, 0, K) + (at * 2 + c) * 512L;
+            else if constexpr (L::SCALE_ROW > 0) scales[i] = m.scales + n * (padded(K) / (F == Q8 ? 16 : 32)) + (at + c) * 4;
         }
     }
 
     // Start the copies of the next stage; ``first`` is its first unit in the part.
     __device__ __forceinline__ void fill(u8* stage, int first) {
-        bool whole = first + SPANS <= part.units && (part.begin + first + SPANS) * 64 <= row_bytes<F>(call.columns);
+        bool whole = first + SPANS <= units && (begin + first + SPANS) * 64 <= row_bytes<F>(call.columns);
         if (whole) copy<true>(stage, first);
         else copy<false>(stage, first);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            codes[i] += SPANS * 64;
-            if constexpr (L::HIGH_ROW > 0) high[i] += SPANS * HIGH_UNIT;
-            if constexpr (L::SCALE_ROW > 0) scales[i] += F == NVFP4 ? SPANS * 2 * 512 : SPANS * 4;
+            codes[i] += hop * 64;
+            if constexpr (L::HIGH_ROW > 0) high[i] += hop * HIGH_UNIT;
+            if constexpr (L::SCALE_ROW > 0) scales[i] += hop * (F == NVFP4 ? 1024 : 4);
         }
     }
 
     template <bool WHOLE>
     __device__ __forceinline__ void copy(u8* stage, int first) const {
-        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, left = part.units - first;  // units still to come
-        int bytes = row_bytes<F>(call.columns) - (part.begin + first) * 64;
+        int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, left = units - first;  // units still to come
+        int bytes = row_bytes<F>(call.columns) - (begin + first) * 64;
         u8* to = stage + r * CODE_ROW + c * 16;
 #pragma unroll
         for (int i = 0; i < 4; i++)

@@ -21,7 +21,8 @@ from ninfer.kernels_cu.pack import Library
 from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
-MAX_PART = 5376  # columns a block holds of each row of x
+MAX_PART = 8704  # columns whose products are summed before parts are added up
+JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: both teams share each tile
 MAX_ROWS = 16
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
 THREADS, WORKERS, SPANS, TEAMS = 576, 512, 8, 2
@@ -32,7 +33,6 @@ COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zer
 STATIC_SHARED = 2048
 NIBBLES = 0x000F000F
 MIN_STAGES, MAX_STAGES = 2, 8
-HALF = 113 << 10  # what a block may take if the next launch's block is to lie beside it
 
 
 @attrs.frozen
@@ -56,7 +56,7 @@ LAYOUTS = {
 }
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("7Q5if2I")
+_TAIL = struct.Struct("7Q5ifI3i")
 
 
 class Ending(enum.IntEnum):
@@ -89,39 +89,55 @@ class Group:
 
 
 def parts_of(columns: int) -> int:
-    """Over how many blocks a row's columns are split."""
+    """How many parts a row's sum has."""
     return -(-columns // MAX_PART)
 
 
-def part_columns(columns: int, form: int) -> int:
-    """The widest part of a row of x that one block holds, padded to whole units."""
+def part_columns(columns: int, form: int, split: bool) -> int:
+    """Columns of a row of x that one block holds, padded to whole units: its widest part, or all."""
     unit, parts = LAYOUTS[form].columns, parts_of(columns)
     units = -(-columns // unit)
+    if not split:
+        return units * unit
     return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
 
 
-def shared_bytes(rows: int, columns: int, form: int, stages: int) -> int:
+def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool) -> int:
     """Dynamic shared memory of one launch."""
     tiles = 1 if rows <= 8 else 2
-    layout, width = LAYOUTS[form], part_columns(columns, form)
+    layout, width = LAYOUTS[form], part_columns(columns, form, split)
     starts = width // 64 * tiles * 32 if layout.starts else 0
-    meeting = 2 * TEAMS * SPANS * tiles * 512
+    meeting = TEAMS * (2 * SPANS + 1) * tiles * 512
     return meeting + TEAMS * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
 
 
-def stages_of(rows: int, columns: int, forms: Sequence[int], limit: int, half: bool = True) -> int:
-    """How deep the rings are: as deep as half a multiprocessor allows, or all of it; 0 if nothing fits."""
-    for room in (min(HALF, limit), limit) if half else (limit,):
-        for stages in range(MAX_STAGES, 3 if room < limit else MIN_STAGES - 1, -1):
-            if all(shared_bytes(rows, columns, form, stages) + STATIC_SHARED <= room for form in forms):
-                return stages
-    return 0
+@attrs.frozen
+class Fit:
+    """How a launch uses shared memory: stages of a ring, and whether parts are spread over blocks."""
+
+    stages: int
+    split: bool
+
+
+def fit(rows: int, columns: int, forms: Sequence[int], limit: int) -> Fit | None:
+    """The deepest rings; None if the rows do not fit.
+
+    Parts are spread over blocks only when one block cannot hold whole rows of x.
+    """
+    for split, least in ((False, 3), (True, MIN_STAGES), (False, MIN_STAGES)):
+        if split and parts_of(columns) == 1:
+            continue
+        for stages in range(MAX_STAGES, least - 1, -1):
+            need = max(shared_bytes(rows, columns, form, stages, split) for form in forms)
+            if need + STATIC_SHARED <= limit:
+                return Fit(stages, split)
+    return None
 
 
 def rows_per_launch(columns: int, forms: Sequence[int], limit: int) -> int:
     """How many rows of x fit one launch on a card with ``limit`` bytes of shared memory a block."""
     for rows in range(MAX_ROWS, 0, -1):
-        if stages_of(rows, columns, forms, limit):
+        if fit(rows, columns, forms, limit):
             return rows
     raise ValueError(f"{columns} columns do not fit {limit} bytes of shared memory")
 
@@ -177,7 +193,6 @@ class Linear:
     take: Take
     counters: DeviceArray
     dependent: bool = True
-    half: bool = True
     _launched: int = 0
 
     def __call__(
@@ -257,14 +272,16 @@ class Linear:
         residual: DeviceArray | None,
     ) -> None:
         total, columns = rows.x.shape
-        parts = parts_of(columns)
         self._launched += 1
         groups = group_by_format(matrices, ending)
+        forms = [group.format for group in groups]
+        plan = fit(total, columns, forms, self.shared_limit)
+        assert plan is not None
+        split = parts_of(columns) if plan.split else 1
         weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
-        groups = share_blocks(groups, weight, self.blocks, parts)
-        tiles = 1 if total <= 8 else 2
-        stages = stages_of(total, columns, [group.format for group in groups], self.shared_limit, self.half)
-        partial = self._partial(sum(group.tiles for group in groups), parts, tiles)
+        groups = share_blocks(groups, weight, self.blocks, split)
+        tiles, width = sum(group.tiles for group in groups), 1 if total <= 8 else 2
+        partial = self._partial(tiles, split, width)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
             rows.x.ptr,
             rows.norm.ptr if rows.norm else 0,
@@ -275,18 +292,20 @@ class Linear:
             self.counters.ptr + 4 * CLAIMS * (self._launched % LAUNCHES),
             total,
             columns,
-            parts,
+            parts_of(columns),
             1 if scale else 2 if rows.norm else 0,
             ending,
             rows.eps,
             NIBBLES,
-            stages,
+            plan.stages,
+            split,
+            columns > JOINT_COLUMNS or tiles <= JOINT_TILES,
         )
-        self.library.get("linear.cu", "linear", TILES=tiles).launch(
+        self.library.get("linear.cu", "linear", TILES=width).launch(
             sum(group.blocks for group in groups),
             THREADS,
             call,
-            shared=max(shared_bytes(total, columns, group.format, stages) for group in groups),
+            shared=max(shared_bytes(total, columns, form, plan.stages, plan.split) for form in forms),
             dependent=self.dependent,
         )
 
