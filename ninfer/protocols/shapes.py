@@ -25,10 +25,6 @@ FunctionName = Annotated[str, Match("[A-Za-z0-9_-]{1,64}")]
 FunctionType = Annotated[str, Only(("function",), *NOT_FUNCTION)]
 NotStrict = Annotated[bool, Only((False,), *STRICT)]
 AllowedMode = Annotated[Literal["auto", "required"], Only(("auto",), *FORCED)]
-ImageDetail = Annotated[
-    Literal["auto", "low", "high"],
-    Only(("auto",), "an explicit image detail", "image_detail_not_supported"),
-]
 Retention = Literal["in_memory", "in-memory", "24h"]
 
 

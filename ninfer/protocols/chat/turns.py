@@ -13,7 +13,7 @@ import attrs
 
 from ninfer.protocols.chat.rules import Elsewhere
 from ninfer.protocols.fields import Never, Only
-from ninfer.protocols.shapes import Breakpoint, FunctionName, FunctionType, ImageDetail
+from ninfer.protocols.shapes import Breakpoint, FunctionName, FunctionType
 
 Nameless = Annotated[str, Only(("",), "a participant's identity", "message_name_not_supported")]
 AssistantOnly = Annotated[object, Elsewhere("assistant messages")]
@@ -46,7 +46,13 @@ class ImageUrl:
     """Where an image comes from."""
 
     url: str
-    detail: ImageDetail | None = None
+    detail: (
+        Annotated[
+            Literal["auto", "low", "high"],
+            Only(("auto",), "an explicit image detail", "image_detail_not_supported"),
+        ]
+        | None
+    ) = None
 
 
 @attrs.frozen

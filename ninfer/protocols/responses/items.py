@@ -14,12 +14,16 @@ from typing import Annotated, Literal
 import attrs
 
 from ninfer.protocols.fields import JsonObject, Length, Never, Only
-from ninfer.protocols.shapes import Breakpoint, FunctionName, ImageDetail
+from ninfer.protocols.shapes import Breakpoint, FunctionName
 
 MODALITY = "modality_not_supported"
 ITEM_TYPE = "item_type_not_supported"
 
 Id = Annotated[str, Length(1)]
+Detail = Annotated[
+    Literal["auto", "low", "high", "original"],
+    Only(("auto",), "an explicit image detail", "image_detail_not_supported"),
+]
 Whole = Annotated[
     Literal["in_progress", "completed", "incomplete"],
     Only(("completed",), "a tool item that is not complete", "partial_items_not_supported"),
@@ -62,7 +66,7 @@ class InputImage:
 
     type: Literal["input_image"]
     image_url: str | None = None
-    detail: ImageDetail | None = None
+    detail: Detail | None = None
     file_id: Annotated[str, Never("files", "files_not_supported")] | None = None
     prompt_cache_breakpoint: Breakpoint | None = None
 
