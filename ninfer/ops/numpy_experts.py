@@ -30,13 +30,13 @@ def apply_experts(x: Floats, experts: Ints, weights: Floats, grouped: bool) -> F
 
     x (rows, k or 1, K); experts (rows, k); weights (experts, K, N).  -> (rows, k, N).
     """
-    x = np.broadcast_to(x, (*experts.shape, x.shape[-1]))
     if grouped:
-        return _apply_grouped(x, experts, weights)
-    out = np.empty((*experts.shape, weights.shape[2]), np.float32)
-    for at in np.ndindex(experts.shape):
-        np.matmul(x[at], weights[experts[at]], out=out[at])
-    return out
+        return _apply_grouped(np.broadcast_to(x, (*experts.shape, x.shape[-1])), experts, weights)
+    out = np.empty((experts.size, weights.shape[2]), np.float32)
+    rows, share = x.reshape(-1, x.shape[-1]), experts.shape[1] // x.shape[1]
+    for at, expert in enumerate(experts.ravel().tolist()):
+        np.dot(rows[at // share], weights[expert], out=out[at])
+    return out.reshape(*experts.shape, -1)
 
 
 def _apply_grouped(x: Floats, experts: Ints, weights: Floats) -> Floats:
