@@ -1,49 +1,36 @@
-// y = x @ W^T for 1 to 16 rows of x, weights streamed once in the layout of the file.
+// y = x @ W^T for 1 to 8 rows of x, weights streamed once in the layout of the file.
 //
-// The grid is one block a multiprocessor.  A block has two teams of eight working warps and one that keeps
+// The grid is one block a multiprocessor.  A block has three teams of eight working warps and one that keeps
 // the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which may lie in
 // two matrices: gate and up); its warps take the units of every stage in turn, decode them to bf16 fragments
 // and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums meet in
-// shared memory, and columns beyond MAX_PART are split over blocks whose sums meet in global memory,
-// always in ascending order.  So a row's bits depend on its weights and its x alone: not on the number of
+// shared memory, part by part where there are many columns, and when x does not fit one block its parts
+// are spread over blocks whose sums meet in global memory, always in ascending order.  So a row's bits depend on its weights and its x alone: not on the number of
 // rows, the grid, or which block came last.
 //
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
-//
-//: variants TILES 1 2
 #include "linear_ring.cuh"
 
-// Sum the partial tiles of ``warps`` warps in order of their columns.
-template <int NT>
-__device__ __forceinline__ void gather(float4 (&total)[NT], const float4* meet, int warps, int lane) {
+// Sum the partial tiles of all warps in order of their columns.
+template <int WARPS>
+__device__ __forceinline__ float4 gather(const float4* meet, int lane) {
+    float4 total = meet[lane];
 #pragma unroll
-    for (int t = 0; t < NT; t++) total[t] = meet[t * 32 + lane];
-#pragma unroll 1
-    for (int w = 1; w < warps; w += 7) {
-#pragma unroll
-        for (int i = 0; i < 7; i++)
-            if (w + i < warps)
-#pragma unroll
-                for (int t = 0; t < NT; t++) total[t] = plus(total[t], meet[((w + i) * NT + t) * 32 + lane]);
-    }
+    for (int w = 1; w < WARPS; w++) total = plus(total, meet[w * 32 + lane]);
+    return total;
 }
 
 // Leave this part's sums; true for the last part of the tile, which then holds the sum of all.
-template <int NT>
-__device__ __forceinline__ bool join_parts(float4 (&total)[NT], const Call& call, int tile, int part, int lane) {
-    float4* place = call.partial + static_cast<long>(tile) * call.parts * NT * 32 + lane;
-#pragma unroll
-    for (int t = 0; t < NT; t++) __stcg(place + (part * NT + t) * 32, total[t]);
+__device__ __forceinline__ bool join_parts(float4& total, const Call& call, int tile, int part, int lane) {
+    float4* place = call.partial + static_cast<long>(tile) * call.parts * 32 + lane;
+    __stcg(place + part * 32, total);
     __syncwarp();
     u32 seen = 0;
     if (lane == 0) seen = count_release(call.counters + tile);
     seen = __shfl_sync(~0u, seen, 0);
     if (seen + 1 != static_cast<u32>(call.parts)) return false;
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        total[t] = __ldcg(place + t * 32);
-        for (int p = 1; p < call.parts; p++) total[t] = plus(total[t], __ldcg(place + (p * NT + t) * 32));
-    }
+    total = __ldcg(place);
+    for (int p = 1; p < call.parts; p++) total = plus(total, __ldcg(place + p * 32));
     if (lane == 0) call.counters[tile] = 0;
     return true;
 }
@@ -56,41 +43,37 @@ __device__ __forceinline__ void put(const Call& call, const Matrix& m, int token
 }
 
 // Scale a finished tile and store it.  Lane (g, t) holds rows g and g + 8 of tokens 2t and 2t + 1.
-template <int F, int NT>
-__device__ __forceinline__ void store(const float4 (&total)[NT], const Call& call, const Place& at, const float* token_scale, int lane) {
+template <int F>
+__device__ __forceinline__ void store(float4 total, const Call& call, const Place& at, const float* token_scale, int lane) {
     const Matrix &low = call.matrices[at.matrix[0]], &high = call.matrices[at.matrix[1]];
     int g = lane / 4, a = at.row[0] + g, b = at.row[1] + g;
     float fa = a < low.rows ? row_factor<F>(low, a) : 0, fb = b < high.rows ? row_factor<F>(high, b) : 0;
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int token = t * 8 + lane % 4 * 2 + i;
-            if (token >= call.rows) continue;
-            float scale = token_scale[token];
-            float ya = (i ? total[t].y : total[t].x) * fa * scale, yb = (i ? total[t].w : total[t].z) * fb * scale;
-            if (call.ending == SWIGLU) {
-                float silu = ya / (1.0f + __expf(-ya));
-                if (a < low.rows) static_cast<bf16*>(low.out)[static_cast<long>(token) * low.stride + a] = __float2bfloat16(silu * yb);
-                continue;
-            }
-            if (a < low.rows) put(call, low, token, a, ya);
-            if (b < high.rows) put(call, high, token, b, yb);
+    for (int i = 0; i < 2; i++) {
+        int token = lane % 4 * 2 + i;
+        if (token >= call.rows) continue;
+        float scale = token_scale[token];
+        float ya = (i ? total.y : total.x) * fa * scale, yb = (i ? total.w : total.z) * fb * scale;
+        if (call.ending == SWIGLU) {
+            float silu = ya / (1.0f + __expf(-ya));
+            if (a < low.rows) static_cast<bf16*>(low.out)[static_cast<long>(token) * low.stride + a] = __float2bfloat16(silu * yb);
+            continue;
         }
+        if (a < low.rows) put(call, low, token, a, ya);
+        if (b < high.rows) put(call, high, token, b, yb);
     }
 }
 
 // One part of a tile has been summed: add it to the earlier ones, and store the tile after the last.
-template <int F, int NT>
-__device__ __forceinline__ void finish(float4 (&total)[NT], const Call& call, const Group& group, const Control& control, float4* carry, int part, Share share, int tile, int number, int lane) {
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        if (part > share.first) total[t] = plus(carry[t * 32 + lane], total[t]);
-        if (part + 1 < share.last) carry[t * 32 + lane] = total[t];
+template <int F>
+__device__ __forceinline__ void finish(float4 total, const Call& call, const Group& group, const Control& control, float4* carry, int part, Share share, int tile, int number, int lane) {
+    if (part > share.first) total = plus(carry[lane], total);
+    if (part + 1 < share.last) {
+        carry[lane] = total;
+        return;
     }
-    if (part + 1 < share.last) return;
-    if (call.split > 1 && !join_parts<NT>(total, call, group.base + tile, number, lane)) return;
-    store<F, NT>(total, call, locate(call, group, tile), control.scale, lane);
+    if (call.split > 1 && !join_parts(total, call, group.base + tile, number, lane)) return;
+    store<F>(total, call, locate(call, group, tile), control.scale, lane);
 }
 
 // Fill the team's ring with the stages of one tile.
@@ -100,6 +83,7 @@ struct Filling {
     const Group& group;
     Control& control;
     Share share;
+    Part<F> all;
     u8* ring;
     int team, slot, parity;
     Producer<F> producer;
@@ -109,9 +93,9 @@ struct Filling {
     }
     __device__ __forceinline__ void tile(int tile) {
         for (int p = share.first; p < share.last; p++) {
-            Part<F> part(call, p, p + 1);
+            Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
             producer.aim(group, tile, part, share);
-            for (int s = 0; s < share.steps(part.units); s++, next()) {
+            for (int s = 0, steps = share.steps(part.units); s < steps; s++, next()) {
                 phase_wait(&control.empty[team][slot], parity);
                 if (threadIdx.x % 32 == 0) control.tile[team][slot] = tile;
                 __syncwarp();
@@ -132,8 +116,8 @@ struct Filling {
 // A team's tiles: the first by number, then whichever is next.  Claims are made two tiles ahead, because
 // an answer waits behind the weights that are on their way.  Teams that share tiles go by number alone.
 template <int F>
-__device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, u8* ring, Control& control, int team, int block, u32* claims) {
-    Filling<F> filling{call, group, control, share, ring, team, 0, 1, Producer<F>(call)};
+__device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, Part<F> all, u8* ring, Control& control, int team, int block, u32* claims) {
+    Filling<F> filling{call, group, control, share, all, ring, team, 0, 1, Producer<F>(call)};
     int lane = threadIdx.x % 32, width = group.blocks / call.split, teams = call.joint ? width : TEAMS * width;
     int tile = block / call.split + (call.joint ? 0 : width * team);
     u32 next = 0, after = 0;
@@ -150,71 +134,66 @@ __device__ __forceinline__ void produce(const Call& call, const Group& group, Sh
     await_predecessor();
 }
 
-// All tiles of one team, or of two that share them, for weights of one format.
-template <int F, int NT>
+// All tiles of one team, or of the teams that share them, for weights of one format.
+template <int F>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
+    constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the meeting place
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
     int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.split;
     Share share(call, number, team);
     Part<F> all(call, share.first, share.last);
-    int stages = call.stages, crew = SPANS * share.teams, place = share.team * SPANS + span;
+    int stages = call.stages, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
 
-    float4* meet = reinterpret_cast<float4*>(shared) + (team - share.team) * 2 * SPANS * NT * 32;
-    float4* carry = reinterpret_cast<float4*>(shared) + (TEAMS * 2 * SPANS + team - share.team) * NT * 32;
-    u8* ring = shared + TEAMS * (2 * SPANS + 1) * NT * 512 + team * stages * L::STAGE;
-    float* starts = reinterpret_cast<float*>(shared + TEAMS * (2 * SPANS + 1) * NT * 512 + TEAMS * stages * L::STAGE);
-    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? all.columns() / 64 * NT * 32 : 0);
-    if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims);
+    float4* meet = reinterpret_cast<float4*>(shared) + owner * SPANS * 32;
+    float4* carry = reinterpret_cast<float4*>(shared) + 2 * SIDE + owner * 32;
+    u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
+    float* starts = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
+    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? all.columns() / 64 * ROWS * 4 : 0);
+    if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims);
     await_predecessor();
-    stage_rows<F>(call, control, x, starts, 8 * NT, all.begin * L::COLUMNS, all.columns());
+    stage_rows<F>(call, control, x, starts, all.begin * L::COLUMNS, all.columns());
 
-    const u8* mine[NT];
-#pragma unroll
-    for (int t = 0; t < NT; t++)
-        mine[t] = x + min(t * 8 + lane / 4, call.rows - 1) * L::x_stride(all.columns()) + lane % 4 * L::X_PIECE;
+    const u8* mine = x + min(lane / 4, call.rows - 1) * L::x_stride(all.columns()) + lane % 4 * L::X_PIECE;
     int slot = 0, parity = 0, round = 0;
     u32 nibbles = call.nibbles;
-    for (int turn = 0;; turn = (turn + 1) % crew) {
+    for (int turn = 0;; turn = turn + 1 == crew ? 0 : turn + 1) {
         phase_wait(&control.full[team][slot], parity);
         int tile = control.tile[team][slot];
         if (tile >= group.tiles) return;
         for (int p = share.first; p < share.last; p++, round++) {
-            Part<F> part(call, p, p + 1);
-            float sum[NT][4] = {};
-            for (int s = 0; s < share.steps(part.units); s++) {
+            Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
+            float sum[4] = {};
+            for (int s = 0, steps = share.steps(part.units); s < steps; s++) {
                 int unit = share.unit(s) + span;
                 phase_wait(&control.full[team][slot], parity);
                 if (unit < part.units)
-                    multiply<F, NT>(sum, ring + slot * L::STAGE, mine, starts, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane, nibbles);
+                    multiply<F>(sum, ring + slot * L::STAGE, mine, starts, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane, nibbles);
                 __syncwarp();
                 if (lane == 0) phase_arrive(&control.empty[team][slot]);
                 if (++slot == stages) slot = 0, parity ^= 1;
             }
-            int side = round & 1, owner = team - share.team, barrier = 1 + owner * 2 + side;
+            int side = round & 1, barrier = 1 + owner * 2 + side;
             if (round > 1) phase_wait(&control.gathered[owner][side], (round / 2 - 1) & 1);
-            float4* here = meet + side * crew * NT * 32;
-#pragma unroll
-            for (int t = 0; t < NT; t++)
-                here[(place * NT + t) * 32 + lane] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
+            float4* here = meet + side * SIDE;
+            here[place * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
             __syncwarp();
             if (place != turn) {
                 team_arrive(barrier, crew * 32);
                 continue;
             }
             team_barrier(barrier, crew * 32);
-            float4 total[NT];
-            gather<NT>(total, here, crew, lane);
+            float4 total = call.joint ? gather<TEAMS * SPANS>(here, lane) : gather<SPANS>(here, lane);
             __syncwarp();
             if (lane == 0) phase_arrive(&control.gathered[owner][side]);
-            finish<F, NT>(total, call, group, control, carry, p, share, tile, number, lane);
+            finish<F>(total, call, group, control, carry, p, share, tile, number, lane);
             __syncwarp();
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(576, 1) linear(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(864, 1) linear(const __grid_constant__ Call call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
     release_successor();
@@ -233,19 +212,19 @@ extern "C" __global__ void __launch_bounds__(576, 1) linear(const __grid_constan
     const Group& group = call.groups[g];
     u32* claims = call.claims + g * MAX_PARTS * 2;
     switch (group.format) {
-        case BF16: return run<BF16, TILES>(call, group, claims, shared, control);
-        case FP8: return run<FP8, TILES>(call, group, claims, shared, control);
-        case Q8: return run<Q8, TILES>(call, group, claims, shared, control);
-        case Q4: return run<Q4, TILES>(call, group, claims, shared, control);
-        case Q5: return run<Q5, TILES>(call, group, claims, shared, control);
-        case Q6: return run<Q6, TILES>(call, group, claims, shared, control);
-        case NVFP4: return run<NVFP4, TILES>(call, group, claims, shared, control);
+        case BF16: return run<BF16>(call, group, claims, shared, control);
+        case FP8: return run<FP8>(call, group, claims, shared, control);
+        case Q8: return run<Q8>(call, group, claims, shared, control);
+        case Q4: return run<Q4>(call, group, claims, shared, control);
+        case Q5: return run<Q5>(call, group, claims, shared, control);
+        case Q6: return run<Q6>(call, group, claims, shared, control);
+        case NVFP4: return run<NVFP4>(call, group, claims, shared, control);
     }
 }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
-extern "C" __global__ void __launch_bounds__(512, 2) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
-    __shared__ float squares[16];
+extern "C" __global__ void __launch_bounds__(768) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
+    __shared__ float squares[WORKERS / 32];
     release_successor();
     await_predecessor();
     const float* row = x + static_cast<long>(blockIdx.x) * columns;

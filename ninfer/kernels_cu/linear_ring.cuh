@@ -9,7 +9,7 @@
 #pragma once
 #include "formats.cuh"
 
-constexpr int TEAMS = 2, SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32;
+constexpr int TEAMS = 3, SPANS = 8, WORKERS = TEAMS * SPANS * 32, ROWS = 8;
 constexpr int CODE_ROW = SPANS * 64 + 32;
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
@@ -26,7 +26,7 @@ struct Call {
     const bf16* norm;       // (columns,) of ROWS_NORMED
     const float* scale;     // (rows,) of ROWS_SCALED
     const float* residual;  // (rows, stride) of ADD_RESIDUAL
-    float4* partial;        // (tiles, parts, TILES, 32) when columns are split over blocks
+    float4* partial;        // (tiles, parts, 32) when parts are split over blocks
     u32* counters;          // (tiles,), zero between launches
     u32* claims;            // two for each group and part, zero between launches
     int rows, columns, parts, beginning, ending;
@@ -34,15 +34,15 @@ struct Call {
     u32 nibbles;  // 0x000f000f, in a register because an instruction has room for one immediate
     int stages;
     int split;    // blocks that a tile's parts are spread over: all parts, or 1
-    int joint;    // whether both teams work on one tile, half of every 16 units each
+    int joint;    // whether all teams work on one tile, each on its 8 of every 24 units
 };
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
 struct Control {
     u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], gathered[TEAMS][2];
     int tile[TEAMS][MAX_STAGES];  // what a stage belongs to; group.tiles or more: there are no more
-    float scale[16];
-    float squares[16][16];
+    float scale[ROWS];
+    float squares[ROWS][WORKERS / 32];
 };
 
 // The two halves of a tile: matrix and first row of each.
@@ -89,7 +89,9 @@ struct Share {
     int team, teams;   // of those that share a tile: this one, and how many
     __device__ Share(const Call& call, int number, int team)
         : first(call.split > 1 ? number : 0), last(call.split > 1 ? number + 1 : call.parts), team(call.joint ? team : 0), teams(call.joint ? TEAMS : 1) {}
-    __device__ int steps(int units) const { return (units + SPANS * teams - 1) / (SPANS * teams); }
+    __device__ int steps(int units) const {
+        return teams == 1 ? (units + SPANS - 1) / SPANS : (units + SPANS * TEAMS - 1) / (SPANS * TEAMS);
+    }
     __device__ int unit(int step) const { return (step * teams + team) * SPANS; }  // the first of a stage
 };
 
@@ -138,21 +140,21 @@ __device__ __forceinline__ float sum_of(uint4 x) {
 }
 
 // Eight columns of x, if inside, go to shared memory in code order; for offset codes the eight lanes of 64
-// columns leave -CODE_BASE times their sum in ``starts`` (group, width).
+// columns leave -CODE_BASE times their sum in ``starts`` (group, ROWS).
 template <int F>
-__device__ __forceinline__ void keep(uint4 v, bool inside, u8* x, float* starts, int stride, int width, int t, int column) {
+__device__ __forceinline__ void keep(uint4 v, bool inside, u8* x, float* starts, int stride, int t, int column) {
     if (inside) *reinterpret_cast<uint4*>(x + t * stride + column * 2) = in_code_order<F>(v);
     if constexpr (Layout<F>::OFFSET) {
         float sum = sum_of(v);
 #pragma unroll
         for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (inside && threadIdx.x % 8 == 0) starts[column / 64 * width + t] = -CODE_BASE<F> * sum;
+        if (inside && threadIdx.x % 8 == 0) starts[column / 64 * ROWS + t] = -CODE_BASE<F> * sum;
     }
 }
 
 // Rows that are bf16 already: the block's columns of all of them, several loads in flight.
 template <int F>
-__device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* starts, int stride, int width, int begin, int columns) {
+__device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* starts, int stride, int begin, int columns) {
     constexpr int AHEAD = 4;
     int pieces = columns / 8, all = pieces * call.rows, K = call.columns;
     const bf16* from = static_cast<const bf16*>(call.x);
@@ -167,21 +169,21 @@ __device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* star
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             int at = i + j * WORKERS, t = at / pieces;
-            if (at / 32 * 32 < all) keep<F>(v[j], at < all, x, starts, stride, width, t, at % pieces * 8);
+            if (at / 32 * 32 < all) keep<F>(v[j], at < all, x, starts, stride, t, at % pieces * 8);
         }
     }
 }
 
 // Rows that come in float32 with a norm: one after the other, their squares summed over all columns.
 template <int F>
-__device__ __forceinline__ void stage_normed(const Call& call, Control& control, u8* x, float* starts, int stride, int width, int begin, int columns) {
+__device__ __forceinline__ void stage_normed(const Call& call, Control& control, u8* x, float* starts, int stride, int begin, int columns) {
     int K = call.columns, reach = (max(K, begin + columns) + WORKERS * 8 - 1) / (WORKERS * 8) * (WORKERS * 8);
     for (int t = 0; t < call.rows; t++) {
         float squares = 0;
         for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
             uint4 v = make_uint4(0, 0, 0, 0);
             if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
-            keep<F>(v, c >= begin && c < begin + columns, x, starts, stride, width, t, c - begin);
+            keep<F>(v, c >= begin && c < begin + columns, x, starts, stride, t, c - begin);
         }
         squares = warp_sum(squares);
         if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
@@ -190,16 +192,16 @@ __device__ __forceinline__ void stage_normed(const Call& call, Control& control,
 
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
 template <int F>
-__device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int width, int begin, int columns) {
+__device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int begin, int columns) {
     int stride = Layout<F>::x_stride(columns), t = threadIdx.x;
     bool norms = call.beginning == ROWS_NORMED;
-    if (norms) stage_normed<F>(call, control, x, starts, stride, width, begin, columns);
-    else stage_plain<F>(call, x, starts, stride, width, begin, columns);
-    team_barrier(5, WORKERS);
+    if (norms) stage_normed<F>(call, control, x, starts, stride, begin, columns);
+    else stage_plain<F>(call, x, starts, stride, begin, columns);
+    team_barrier(15, WORKERS);
     if (t < call.rows)
         control.scale[t] = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
                            : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
-    team_barrier(5, WORKERS);
+    team_barrier(15, WORKERS);
 }
 
 // The warp that keeps a team's ring full.  Lane (r, c) copies 16-byte column c, and c + 8, c + 16, c + 24, of
@@ -307,61 +309,68 @@ __device__ __forceinline__ void unpack(u32 (&a)[4], u32 (&c)[4], uint2 low, uint
     c[0] = pairs[0][2], c[1] = pairs[1][2], c[2] = pairs[0][3], c[3] = pairs[1][3];
 }
 
-// sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.
-template <int F, int NT>
-__device__ __forceinline__ void multiply(float (&sum)[NT][4], const u8* stage, const u8* const (&x)[NT], const float* starts, int at, int span, int lane, u32 nibbles) {
+// sum += the warp's unit of a stage times its columns of x, in bf16 as it is stored.
+__device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, const u8* x) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
+        uint2 b = *reinterpret_cast<const uint2*>(x + h * 32);
+        u32 a[4] = {low.x, up.x, low.y, up.y};
+        mma_bf16(sum, a, b.x, b.y);
+    }
+}
+
+// sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.  The two
+// halves of a unit are independent chains of products, so that one hides the other's latency.
+template <int F>
+__device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const u8* x, const float* starts, int at, int span, int lane, u32 nibbles) {
     using L = Layout<F>;
     constexpr bool GROUPED = L::SCALE_ROW == 36;
     const u8* codes = stage + lane / 4 * CODE_ROW + span * 64 + lane % 4 * 8;
+    if constexpr (F == BF16) return multiply_bf16(sum, codes, x + at);
     const u8* scales = stage + L::SCALES + lane / 4 * L::SCALE_ROW + span * (F == NVFP4 ? 8 : 4);
+    uint2 low[2], up[2];
+    u32 multiplier[2][2] = {};
+    float part[2][4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        low[h] = *reinterpret_cast<const uint2*>(codes + h * 32);
+        up[h] = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
+        if constexpr (F == NVFP4)
+            for (int half = 0; half < 2; half++)
+                multiplier[h][half] = nvfp4_multiplier(scales[half * 8 * L::SCALE_ROW + h * 4 + lane % 4]);
+    }
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 a[4], c[4];
+            unpack<F>(a, c, low[h], up[h], stage, span, h, w, lane, multiplier[h], nibbles);
+            uint4 b;
+            if constexpr (L::NIBBLES) {
+                b = *reinterpret_cast<const uint4*>(x + at + h * 128 + w * 16);
+            } else {
+                uint2 two = *reinterpret_cast<const uint2*>(x + at + h * 64 + w * 8);
+                b = make_uint4(two.x, two.y, 0, 0);
+            }
+            if (w == 0 && L::OFFSET) {
+                const float* start = starts + (at / 128 + h) * ROWS + lane % 4 * 2;
+                mma_bf16_from(part[h], a, b.x, b.y, *reinterpret_cast<const float2*>(start));
+            } else if (w == 0) {
+                mma_bf16_fresh(part[h], a, b.x, b.y);
+            } else {
+                mma_bf16(part[h], a, b.x, b.y);
+            }
+            if constexpr (L::NIBBLES) mma_bf16(part[h], c, b.z, b.w);
+        }
+    }
     u32 wide[2] = {0, 0};
     if constexpr (GROUPED)
         for (int half = 0; half < 2; half++) wide[half] = *reinterpret_cast<const u32*>(scales + half * 8 * L::SCALE_ROW);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
-        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
-        if constexpr (F == BF16) {
-            u32 a[4] = {low.x, up.x, low.y, up.y};
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                uint2 b = *reinterpret_cast<const uint2*>(x[t] + at + h * 32);
-                mma_bf16(sum[t], a, b.x, b.y);
-            }
-            continue;
-        }
-        float part[NT][4];
-        u32 multiplier[2] = {0, 0};
-        if constexpr (F == NVFP4)
-            for (int half = 0; half < 2; half++)
-                multiplier[half] = nvfp4_multiplier(scales[half * 8 * L::SCALE_ROW + h * 4 + lane % 4]);
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-            u32 a[4], c[4];
-            unpack<F>(a, c, low, up, stage, span, h, w, lane, multiplier, nibbles);
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                float(&into)[4] = GROUPED ? part[t] : sum[t];
-                if constexpr (L::NIBBLES) {
-                    uint4 b = *reinterpret_cast<const uint4*>(x[t] + at + h * 128 + w * 16);
-                    if (GROUPED && w == 0) {
-                        const float* start = starts + (at / 128 + h) * (8 * NT) + t * 8 + lane % 4 * 2;
-                        mma_bf16_from(into, a, b.x, b.y, *reinterpret_cast<const float2*>(start));
-                    } else {
-                        mma_bf16(into, a, b.x, b.y);
-                    }
-                    mma_bf16(into, c, b.z, b.w);
-                } else {
-                    uint2 b = *reinterpret_cast<const uint2*>(x[t] + at + h * 64 + w * 8);
-                    if (GROUPED && w == 0) mma_bf16_fresh(into, a, b.x, b.y);
-                    else mma_bf16(into, a, b.x, b.y);
-                }
-            }
-        }
-        if constexpr (GROUPED) {
-            float sa = half_float(wide[0] >> h * 16), sb = half_float(wide[1] >> h * 16);
-#pragma unroll
-            for (int t = 0; t < NT; t++) add_scaled(sum[t], part[t], sa, sb);
-        }
+        float a = GROUPED ? half_float(wide[0] >> h * 16) : 1.0f, b = GROUPED ? half_float(wide[1] >> h * 16) : 1.0f;
+        add_scaled(sum, part[h], a, b);
     }
 }

@@ -22,10 +22,10 @@ from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
 MAX_PART = 8704  # columns whose products are summed before parts are added up
-JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: both teams share each tile
-MAX_ROWS = 16
+JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: all teams share each tile
+MAX_ROWS = 8
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
-THREADS, WORKERS, SPANS, TEAMS = 576, 512, 8, 2
+THREADS, WORKERS, SPANS, TEAMS = 864, 768, 8, 3
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
 CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
 LAUNCHES = 64  # launches whose claims are kept apart: more than can be under way at once
@@ -104,10 +104,9 @@ def part_columns(columns: int, form: int, split: bool) -> int:
 
 def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool) -> int:
     """Dynamic shared memory of one launch."""
-    tiles = 1 if rows <= 8 else 2
     layout, width = LAYOUTS[form], part_columns(columns, form, split)
-    starts = width // 64 * tiles * 32 if layout.starts else 0
-    meeting = TEAMS * (2 * SPANS + 1) * tiles * 512
+    starts = width // 64 * MAX_ROWS * 4 if layout.starts else 0
+    meeting = TEAMS * (2 * SPANS + 1) * 512
     return meeting + TEAMS * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
 
 
@@ -257,7 +256,7 @@ class Linear:
     def _normed(self, rows: Rows) -> tuple[Rows, DeviceArray]:
         total, columns = rows.x.shape
         x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
-        self.library.get("linear.cu", "scale_rows", TILES=1).launch(
+        self.library.get("linear.cu", "scale_rows").launch(
             total, WORKERS, rows.x, rows.norm, x, scale, columns, rows.eps, dependent=self.dependent
         )
         return Rows(x), scale
@@ -280,8 +279,8 @@ class Linear:
         split = parts_of(columns) if plan.split else 1
         weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
         groups = share_blocks(groups, weight, self.blocks, split)
-        tiles, width = sum(group.tiles for group in groups), 1 if total <= 8 else 2
-        partial = self._partial(tiles, split, width)
+        tiles = sum(group.tiles for group in groups)
+        partial = self._partial(tiles, split)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
             rows.x.ptr,
             rows.norm.ptr if rows.norm else 0,
@@ -301,7 +300,7 @@ class Linear:
             split,
             columns > JOINT_COLUMNS or tiles <= JOINT_TILES,
         )
-        self.library.get("linear.cu", "linear", TILES=width).launch(
+        self.library.get("linear.cu", "linear").launch(
             sum(group.blocks for group in groups),
             THREADS,
             call,
@@ -309,12 +308,12 @@ class Linear:
             dependent=self.dependent,
         )
 
-    def _partial(self, tiles: int, parts: int, width: int) -> DeviceArray | None:
+    def _partial(self, tiles: int, parts: int) -> DeviceArray | None:
         if parts == 1:
             return None
         if tiles > self.counters.size - LAUNCHES * CLAIMS or parts > MAX_PARTS:
             raise ValueError(f"linear: {tiles} split tiles, counters for {self.counters.size}")
-        return self.take((tiles * parts * width * 128,), "f32")
+        return self.take((tiles * parts * 128,), "f32")
 
 
 def _pack_matrices(
