@@ -8,6 +8,7 @@ import pytest
 
 from ninfer.cli import build_parser, main
 from ninfer.faults import StartupError
+from ninfer.settings import ResponseStoreLimits
 from ninfer.startup import ServeOptions, read_options
 
 
@@ -37,6 +38,12 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (engine.max_context, engine.max_concurrency, engine.max_pending) == (8192, 1, 16)
     assert (engine.pending_timeout, engine.prefill_chunk) == (30.0, 1024)
     assert found.wire.body_bytes == 384 << 20 and found.defaults.max_tokens == 8192
+
+
+def test_the_response_store_has_its_two_limits() -> None:
+    assert options("m.ninfer").responses == ResponseStoreLimits(1_024, 256 << 20)
+    found = options("m.ninfer", "--response-store-max-records", "2", "--response-store-max-mib", "3")
+    assert found.responses == ResponseStoreLimits(2, 3 << 20)
 
 
 def test_a_flag_beats_the_file_and_the_file_beats_the_default(config) -> None:  # type: ignore[no-untyped-def]
