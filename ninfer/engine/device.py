@@ -203,3 +203,24 @@ class Device(Protocol):
 
     def submit(self, unit: Unit) -> Ticket:
         """Queue a unit; never blocks."""
+
+
+class Archive(Protocol):
+    """What a device may offer beside running units: state given out as bytes, and taken back.
+
+    Calls are made only while no unit is in flight.  What is given out under one ``signature`` (which
+    names weights, formats and sizes) may be taken back by any device of that signature.
+    """
+
+    @property
+    def signature(self) -> str:
+        """Everything that the bytes depend on."""
+
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+        """Give out the image in ``slot``, or else ``pages``."""
+
+    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+        """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
+
+    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
+        """Fill host memory under a new ``key``: with an image, or with ``pages`` pages."""

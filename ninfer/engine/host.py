@@ -62,15 +62,20 @@ class Host:
 
     def save(self, slot: int | None, pages: tuple[int, ...], units: list[Unit]) -> Blob:
         """Plan a save that fits; the caller has made room."""
-        size = self.size(slot is not None, len(pages))
+        blob = self.reserve(slot is not None, len(pages))
+        units.append(HostSave(blob.key, slot, pages))
+        return blob
+
+    def reserve(self, image: bool, pages: int) -> Blob:
+        """Give out a key and its bytes, which must be free."""
+        size = self.size(image, pages)
         if not self.fits(size):
             raise Broken(f"{size} bytes saved beside {self.used} of {self.capacity}")
         self._keys += 1
-        blob = Blob(self._keys, size, slot is not None, len(pages))
+        blob = Blob(self._keys, size, image, pages)
         self._blobs[blob.key] = blob
         self.used += size
         self.peak = max(self.peak, self.used)
-        units.append(HostSave(blob.key, slot, pages))
         return blob
 
     def share(self, blob: Blob) -> Blob:

@@ -157,6 +157,13 @@ class Tree:
             node = child
         return node
 
+    def attach(self, parent: Node, part: Identity, kv: Blob, image: Blob | None, kind: Kind) -> Node:
+        """Retain a stretch that came from elsewhere and waits on the host; its place must be empty."""
+        node = Node(parent, part, blob=kv, image=image, kind=kind)
+        parent.children[part.key(part.start)] = node
+        self.version += 1
+        return node
+
     def _append(self, parent: Node, whole: Identity, table: tuple[int, ...]) -> Node:
         node = Node(parent, whole.part(parent.frontier, whole.stop))
         node.pages = self._stretch(node, table)

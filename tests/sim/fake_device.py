@@ -15,6 +15,7 @@ a ``Trespass`` at once, never a quiet wrong answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 import anyio
@@ -375,6 +376,25 @@ class FakeDevice:
             case _:
                 raise Trespass(f"unknown unit {unit}")
 
+    # Archive
+
+    signature = "fake"
+
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+        """Give out the image in ``slot``, or else ``pages``."""
+        return _pack(None if slot is None else self.slots[slot], [self.pages[page] for page in pages])
+
+    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+        """Give out what ``key`` holds."""
+        image, pages = self.host[key]
+        return _pack(image, pages[skip : skip + count])
+
+    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
+        """Fill host memory under a new ``key``."""
+        content = json.loads(payload)
+        self.host[key] = (None, content) if pages else (Image(*content), [])
+        self.host_used += self._weight(key)
+
     def _weight(self, key: int) -> int:
         image, pages = self.host[key]
         return (image is not None) * self.geometry.image_bytes + len(pages) * self.geometry.page_bytes
@@ -387,3 +407,7 @@ def _media(unit: Prefill, index: int) -> int:
             if start <= index < start + count:
                 return int.from_bytes(span.digest[:7], "big")
     return 0
+
+
+def _pack(image: Image | None, pages: list[list[int]]) -> bytes:
+    return json.dumps(pages if image is None else [image.ids, image.chain]).encode()

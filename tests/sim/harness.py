@@ -138,11 +138,11 @@ def audited(engine: Engine, device: FakeDevice) -> None:
 
 @asynccontextmanager
 async def running(
-    device: FakeDevice | None = None, options: EngineOptions | None = None
+    device: FakeDevice | None = None, options: EngineOptions | None = None, engine: Engine | None = None
 ) -> AsyncIterator[Engine]:
     """Run an engine; at the end nothing may be open, lost or leaked."""
     device = device or FakeDevice()
-    engine = Engine(device, options or EngineOptions(max_pending=64))
+    engine = engine or Engine(device, options or EngineOptions(max_pending=64))
     audited(engine, device)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.run)
