@@ -163,7 +163,7 @@ def sample(logits: Floats, rows: Sequence[Sampling], numbers: Sequence[float]) -
     broken = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     logits[broken] = 0
     if all(row.temperature <= 0 for row in rows):
-        picked = logits.argmax(axis=1).astype(np.int32)
+        picked: Ints = logits.argmax(axis=1).astype(np.int32)
     else:
         found = distribution(logits, rows)
         picked = choose(found.ids, found.chances, np.array(numbers, np.float32))
