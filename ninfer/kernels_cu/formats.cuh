@@ -108,8 +108,8 @@ __device__ __forceinline__ void unpack_raised(u32 (&pair)[4], u32 word, u32 high
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         pair[i] = and_xor(word >> 4 * i, nibbles, OFFSET);
-        if constexpr (F == Q5) pair[i] ^= (high << (4 - i)) & 0x00100010u;
-        if constexpr (F == Q6) pair[i] ^= (i < 3 ? high << (4 - 2 * i) : high >> 2) & 0x00300030u;
+        if constexpr (F == Q5) pair[i] ^= (high * (16u >> i)) & 0x00100010u;
+        if constexpr (F == Q6) pair[i] ^= (i < 3 ? high * (16u >> 2 * i) : high >> 2) & 0x00300030u;
     }
 }
 

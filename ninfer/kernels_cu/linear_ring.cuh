@@ -279,31 +279,33 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[
     sum[3] = fmaf(part[3], b, sum[3]);
 }
 
-// The bits above the nibbles of word w of a piece, spread for unpack_raised.  ``row`` is the lane's row of them.
+// The bits above the nibbles of a piece; ``row`` is the lane's row of them.
 template <int F>
-__device__ __forceinline__ u32 high_bits(const u8* row, int span, int h, int w, int lane) {
-    if constexpr (F == Q5) {
-        u32 bits = reinterpret_cast<const u16*>(row + span * 16 + h * 8)[lane % 4] >> w * 8 & 0xff;
-        return bits | bits << 12;
-    }
-    if constexpr (F == Q6)
-        return __byte_perm(reinterpret_cast<const u32*>(row + span * 32 + h * 16)[lane % 4], 0, w ? 0x4342 : 0x4140);
+__device__ __forceinline__ u32 high_bits(const u8* row, int span, int h, int lane) {
+    if constexpr (F == Q5) return reinterpret_cast<const u16*>(row + span * 16 + h * 8)[lane % 4];
+    if constexpr (F == Q6) return reinterpret_cast<const u32*>(row + span * 32 + h * 16)[lane % 4];
     return 0;
 }
 
-// Pairs of word w of a piece, for rows g and g + 8, as one or two A fragments.
+// Those of its word w, spread for unpack_raised.  A product moves bits where a shift would crowd the other pipe.
 template <int F>
-__device__ __forceinline__ void unpack(u32 (&a)[4], u32 (&c)[4], uint2 low, uint2 up, const u8* stage, int span, int h, int w, int lane, const u32 (&multiplier)[2], u32 nibbles) {
+__device__ __forceinline__ u32 spread(u32 high, int w) {
+    if constexpr (F == Q5) return __byte_perm(high, 0, w ? 0x4441 : 0x4440) * 0x1001u;
+    if constexpr (F == Q6) return __byte_perm(high, 0, w ? 0x4342 : 0x4140);
+    return 0;
+}
+
+// Pairs of one word of a piece, for rows g and g + 8, as one or two A fragments.
+template <int F>
+__device__ __forceinline__ void unpack(u32 (&a)[4], u32 (&c)[4], u32 low, u32 up, const u32 (&high)[2], int w, const u32 (&multiplier)[2], u32 nibbles) {
     u32 pairs[2][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint2 raw = half ? up : low;
-        u32 word = w ? raw.y : raw.x;
-        const u8* high = stage + Layout<F>::HIGH + (half * 8 + lane / 4) * Layout<F>::HIGH_ROW;
+        u32 word = half ? up : low;
         if constexpr (F == NVFP4) unpack_nvfp4(pairs[half], word, multiplier[half]);
         else if constexpr (F == FP8) unpack_fp8(pairs[half][0], pairs[half][1], word);
         else if constexpr (F == Q8) unpack_q8(pairs[half][0], pairs[half][1], word);
-        else unpack_raised<F>(pairs[half], word, high_bits<F>(high, span, h, w, lane), nibbles);
+        else unpack_raised<F>(pairs[half], word, spread<F>(high[half], w), nibbles);
     }
     a[0] = pairs[0][0], a[1] = pairs[1][0], a[2] = pairs[0][1], a[3] = pairs[1][1];
     c[0] = pairs[0][2], c[1] = pairs[1][2], c[2] = pairs[0][3], c[3] = pairs[1][3];
@@ -331,22 +333,26 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const
     if constexpr (F == BF16) return multiply_bf16(sum, codes, x + at);
     const u8* scales = stage + L::SCALES + lane / 4 * L::SCALE_ROW + span * (F == NVFP4 ? 8 : 4);
     uint2 low[2], up[2];
-    u32 multiplier[2][2] = {};
+    u32 multiplier[2][2] = {}, high[2][2] = {};
     float part[2][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         low[h] = *reinterpret_cast<const uint2*>(codes + h * 32);
         up[h] = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
-        if constexpr (F == NVFP4)
-            for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if constexpr (F == NVFP4)
                 multiplier[h][half] = nvfp4_multiplier(scales[half * 8 * L::SCALE_ROW + h * 4 + lane % 4]);
+            if constexpr (L::HIGH_ROW > 0)
+                high[h][half] = high_bits<F>(stage + L::HIGH + (half * 8 + lane / 4) * L::HIGH_ROW, span, h, lane);
+        }
     }
 #pragma unroll
     for (int w = 0; w < 2; w++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             u32 a[4], c[4];
-            unpack<F>(a, c, low[h], up[h], stage, span, h, w, lane, multiplier[h], nibbles);
+            unpack<F>(a, c, w ? low[h].y : low[h].x, w ? up[h].y : up[h].x, high[h], w, multiplier[h], nibbles);
             uint4 b;
             if constexpr (L::NIBBLES) {
                 b = *reinterpret_cast<const uint4*>(x + at + h * 128 + w * 16);

@@ -21,7 +21,7 @@ from ninfer.kernels_cu.pack import Library
 from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
-MAX_PART = 8704  # columns whose products are summed before parts are added up
+MAX_PART = 6144  # columns whose products are summed before parts are added up
 JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: all teams share each tile
 MAX_ROWS = 8
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
@@ -37,22 +37,30 @@ MIN_STAGES, MAX_STAGES = 2, 8
 
 @attrs.frozen
 class Layout:
-    """Shared memory of one format: columns of a unit, bytes of a stage, padding of a row of x."""
+    """What a format takes of a block.
+
+    columns  of a unit
+    stage    bytes of a stage
+    pad      bytes after a row of x
+    cost     measured time of a byte, that of bf16 being 1
+    starts   whether sums of every 64 columns of x are kept too
+    """
 
     columns: int
     stage: int
     pad: int
-    starts: bool = False  # sums of every 64 columns of x are kept too
+    cost: float
+    starts: bool = False
 
 
 LAYOUTS = {
-    0: Layout(32, 8704, 32),
-    1: Layout(64, 8704, 64),
-    2: Layout(64, 9344, 64),
-    3: Layout(128, 9344, 16, True),
-    4: Layout(128, 11648, 16, True),
-    5: Layout(128, 13696, 16, True),
-    6: Layout(128, 9856, 16),
+    0: Layout(32, 8704, 32, 1.0),
+    1: Layout(64, 8704, 64, 1.1),
+    2: Layout(64, 9344, 64, 1.2),
+    3: Layout(128, 9344, 16, 1.5, True),
+    4: Layout(128, 11648, 16, 1.6, True),
+    5: Layout(128, 13696, 16, 1.4, True),
+    6: Layout(128, 9856, 16, 1.7),
 }
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
@@ -158,10 +166,12 @@ def group_by_format(matrices: Sequence[StoredMatrix], ending: Ending) -> list[Gr
     ]
 
 
-def share_blocks(groups: Sequence[Group], weight: Sequence[int], blocks: int, parts: int) -> list[Group]:
-    """Give each group blocks in proportion to its bytes, in whole multiples of ``parts``."""
+def share_blocks(groups: Sequence[Group], weight: Sequence[float], blocks: int, parts: int) -> list[Group]:
+    """Give each group blocks in proportion to its weight, in whole multiples of ``parts``."""
     total, teams = sum(weight), max(len(groups), blocks // parts)
-    counts = [max(1, min(group.tiles, teams * w // total)) for group, w in zip(groups, weight, strict=True)]
+    counts = [
+        max(1, min(group.tiles, int(teams * w / total))) for group, w in zip(groups, weight, strict=True)
+    ]
     while sum(counts) < teams:
         hungry = [i for i, group in enumerate(groups) if counts[i] < group.tiles]
         if not hungry:
@@ -277,7 +287,9 @@ class Linear:
         plan = fit(total, columns, forms, self.shared_limit)
         assert plan is not None
         split = parts_of(columns) if plan.split else 1
-        weight = [sum(matrices[i].nbytes for i in group.matrices) for group in groups]
+        weight = [
+            sum(matrices[i].nbytes for i in group.matrices) * LAYOUTS[group.format].cost for group in groups
+        ]
         groups = share_blocks(groups, weight, self.blocks, split)
         tiles = sum(group.tiles for group in groups)
         partial = self._partial(tiles, split)
