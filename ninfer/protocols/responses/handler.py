@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import attrs
 
-from ninfer.faults import Broken, Refused
+from ninfer.faults import Broken, Fault, Kind, Refused
 from ninfer.http.exchange import Exchange, Reply, Request, Route
 from ninfer.protocols.dialect import Kit
 from ninfer.protocols.following import following, send_stream
@@ -25,7 +25,7 @@ from ninfer.protocols.responses.lower import Plan, lower_count, lower_create
 from ninfer.protocols.responses.objects import Envelope
 from ninfer.protocols.responses.resources import resource_routes
 from ninfer.protocols.responses.schema import CountRequest, CreateRequest
-from ninfer.protocols.responses.store import ResponseStore, Stored, footprint
+from ninfer.protocols.responses.store import ResponseStore, Stored
 from ninfer.protocols.status import openai_reply
 
 T = TypeVar("T")
@@ -44,8 +44,7 @@ class ResponsesEndpoint:
         try:
             plan = await self._plan(request)
         except Refused as refused:
-            reply = openai_reply(refused.fault)
-            await exchange.reply(self.kit.dialect.malformed(refused.fault, reply))
+            await self._refuse(refused.fault, exchange, reading=True)
             return
         answer = Answer(
             plan.begun, plan.names.origin, partial(self._keep, plan), self.kit.mint, self.kit.now
@@ -56,8 +55,7 @@ class ResponsesEndpoint:
             else:
                 await exchange.reply(Reply(200, encode(await self._whole(plan, answer))))
         except Refused as refused:
-            reply = openai_reply(refused.fault)
-            await exchange.reply(self.kit.dialect.failed(refused.fault, reply))
+            await self._refuse(refused.fault, exchange)
 
     async def count(self, request: Request, exchange: Exchange) -> None:
         """Answer one count request."""
@@ -66,13 +64,22 @@ class ResponsesEndpoint:
             create, parent = asked.as_create(), self._parent(asked)
             work = partial(lower_count, create, parent, self.kit)
             conversation = await self._lowered(request, parent, work)
+        except Refused as refused:
+            await self._refuse(refused.fault, exchange, reading=True)
+            return
+        try:
             tokens = await self.kit.service.count(conversation)
         except Refused as refused:
-            reply = openai_reply(refused.fault)
-            await exchange.reply(self.kit.dialect.failed(refused.fault, reply))
+            await self._refuse(refused.fault, exchange)
         else:
             body = {"object": "response.input_tokens", "input_tokens": tokens}
             await exchange.reply(Reply(200, encode(body)))
+
+    async def _refuse(self, fault: Fault, exchange: Exchange, *, reading: bool = False) -> None:
+        """Answer a fault; a body found wrong while it is read is a dialect's own case."""
+        dialect = self.kit.dialect
+        shape = dialect.malformed if reading and fault.kind is Kind.INVALID else dialect.failed
+        await exchange.reply(shape(fault, openai_reply(fault)))
 
     async def _plan(self, request: Request) -> Plan:
         asked, model = await self._read(request, CreateRequest)
@@ -80,7 +87,7 @@ class ResponsesEndpoint:
         work = partial(lower_create, asked, parent, model, request.id, self.kit)
         plan = await self._lowered(request, parent, work)
         if plan.store:
-            self.store.check(footprint(plan.input) + (plan.parent.total if plan.parent else 0))
+            self.store.check(plan.least)
         return plan
 
     async def _read(self, request: Request, shape: type[R]) -> tuple[R, str]:

@@ -23,14 +23,14 @@ from ninfer.protocols.responses.history import PARENT, Placed, lower_history
 from ninfer.protocols.responses.items import Item
 from ninfer.protocols.responses.objects import Envelope, envelope
 from ninfer.protocols.responses.schema import CreateRequest
-from ninfer.protocols.responses.store import JsonItem, Link, Stored
+from ninfer.protocols.responses.store import OVERHEAD, JsonItem, Link, Stored, footprint
 from ninfer.protocols.responses.tools import Names, ToolSet, lower_tools
 from ninfer.protocols.service import Ask, SamplingAsk
 
 
 @attrs.frozen
 class Plan:
-    """One generation, how its answer begins, and what storing it needs."""
+    """One generation, how its answer begins, and what storing it needs; sizes are bytes in memory."""
 
     ask: Ask
     begun: Envelope
@@ -40,13 +40,20 @@ class Plan:
     session: str
     preserve: bool | None
     store: bool
+    input_size: int
+    begun_size: int
+
+    @property
+    def least(self) -> int:
+        """What storing will cost whatever the answer is."""
+        return self.input_size + self.begun_size + (self.parent.total if self.parent else 0)
 
     def stored(self, response: Envelope) -> Stored:
         """Return the terminal response as it is stored."""
         output = response["output"]
         assert isinstance(output, list)
-        link = Link(self.parent, self.input, tuple(output))
-        return Stored(self.ask.response_id, response, link, self.session, self.preserve)
+        link = Link(self.parent, self.input, tuple(output), self.input_size + footprint(output))
+        return Stored(self.ask.response_id, response, link, self.session, self.preserve, self.begun_size)
 
 
 def lower_create(
@@ -75,15 +82,18 @@ def lower_create(
         tool_choice=tools.choice,
         semantic_change=parent is not None and asked is not None and asked != inherited,
     )
+    begun = envelope(request, id, int(kit.now()), model, conversation.options.reasoning_effort)
     return Plan(
         ask=ask,
-        begun=envelope(request, id, int(kit.now()), model, conversation.options.reasoning_effort),
+        begun=begun,
         names=tools.names,
         input=spelled,
         parent=parent.link if parent else None,
         session=session,
         preserve=inherited if asked is None else asked,
         store=store,
+        input_size=OVERHEAD + footprint(spelled),
+        begun_size=OVERHEAD + footprint(begun),
     )
 
 

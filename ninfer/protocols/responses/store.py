@@ -48,12 +48,11 @@ class Link:
     parent: Link | None
     input: tuple[JsonItem, ...]
     output: tuple[JsonItem, ...]
-    size: int = attrs.field(init=False)
-    total: int = attrs.field(init=False)
+    size: int
     holders: int = 0
+    total: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.size = OVERHEAD + footprint(self.input) + footprint(self.output)
         self.total = self.size + (self.parent.total if self.parent else 0)
 
     def line(self) -> list[Link]:
@@ -68,7 +67,7 @@ class Link:
 
 @attrs.frozen(eq=False)
 class Stored:
-    """One terminal response.
+    """One terminal response; ``size`` is its bytes without those of its items.
 
     ``session`` groups the responses of one root; ``preserve`` is the resolved switch that children
     inherit (None: the template's own default).
@@ -78,12 +77,8 @@ class Stored:
     response: Mapping[str, object]
     link: Link
     session: str
-    preserve: bool | None = None
-    size: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        envelope = {name: value for name, value in self.response.items() if name != "output"}
-        object.__setattr__(self, "size", OVERHEAD + footprint(envelope))
+    preserve: bool | None
+    size: int
 
 
 class ResponseStore:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from ninfer.http.exchange import Handler
+from ninfer.protocols.dialect import Dialect
 from ninfer.protocols.responses.handler import responses_routes
 from ninfer.protocols.service import Ask, Delta
 from ninfer.settings import ResponseStoreLimits
@@ -57,10 +58,13 @@ class Desk:
     service: ScriptedService = attrs.field(factory=ScriptedService)
     limits: ResponseStoreLimits = attrs.field(factory=ResponseStoreLimits)
     preserve: bool | None = None
+    dialect: Dialect = attrs.field(factory=Dialect)
     handlers: dict[tuple[str, str], Handler] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        made = attrs.evolve(kit(self.service), responses=self.limits, preserve_thinking=self.preserve)
+        made = attrs.evolve(
+            kit(self.service, self.dialect), responses=self.limits, preserve_thinking=self.preserve
+        )
         self.handlers = {(route.method, route.pattern): route.handler for route in responses_routes(made)}
 
     async def post(self, body: Any, path: str = "/v1/responses") -> RecordingExchange:

@@ -103,7 +103,7 @@ def test_any_items_are_lowered_or_refused_and_a_chain_is_lowered_as_one_list(
     except Refused:
         return
     spelled = lower({**GOOD, "input": [user(), *before]}).input
-    stored = Stored("resp_1", {}, Link(None, spelled, ()), "resp_1")
+    stored = Stored("resp_1", {}, Link(None, spelled, (), 1), "resp_1", None, 1)
     cut = lower({**GOOD, "input": after}, stored)
     assert cut.ask.conversation.messages == whole.ask.conversation.messages
 

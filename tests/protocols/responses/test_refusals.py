@@ -7,6 +7,7 @@ from typing import Any, get_args
 import attrs
 import pytest
 
+from ninfer.protocols.astrai import astrai
 from ninfer.protocols.fields import wire_fields
 from ninfer.protocols.responses.schema import CountRequest, CreateRequest
 from tests.protocols.fakes import ScriptedService
@@ -111,3 +112,12 @@ async def test_unknown_members_below_the_top_are_ignored() -> None:
     assert (
         await here.create(input=[user(**extra)], text={"format": {"type": "text"}, "x": 1})
     ).status == 200
+
+
+async def test_another_dialect_shapes_what_is_wrong_and_what_is_missing_apart() -> None:
+    here = Desk(dialect=astrai(lambda text: None))
+    wrong = await here.create(temperature="hot")
+    assert (wrong.status, wrong.json["detail"][0]["loc"]) == (422, ["body", "temperature"])
+    missing = await here.create(previous_response_id="resp_x")
+    assert (missing.status, missing.json) == (404, {"detail": "no response of this id is stored"})
+    assert (await here.create(model="any")).json["model"] == "any"

@@ -297,6 +297,20 @@ async def test_an_answer_larger_than_the_store_fails_and_is_not_stored() -> None
     assert (await here.create(store=False)).status == 200
 
 
+async def test_what_is_kept_is_charged_for_all_that_it_holds() -> None:
+    small, large = 20_000, 150_000
+    for change in (
+        {"input": "x" * large},
+        {"input": [user(text="x") for _ in range(large // 200)]},
+        {"instructions": "x" * large},
+        {"tools": [{**LOOK, "description": "x" * large}]},
+        {"metadata": {str(n): "x" * 512 for n in range(16)}, "input": "x" * (large - 9_000)},
+    ):
+        for limit, status in (large, 400), (small + 8 * large, 200):
+            here = desk(limits=ResponseStoreLimits(bytes=limit))
+            assert (await here.create(**change)).status == status
+
+
 # Input items
 
 
