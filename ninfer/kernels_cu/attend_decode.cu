@@ -60,7 +60,7 @@ struct Softmax {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float now = fmaxf(top[h], over_tokens_max(fmaxf(s[h], s[h + 2])));
-            float base = now == -INFINITY ? 0.0f : now;
+            float base = now == NEVER ? 0.0f : now;
             factor[h] = exp2_fast(top[h] - base);
             s[h] = exp2_fast(s[h] - base);
             s[h + 2] = exp2_fast(s[h + 2] - base);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void attend_pages(float (&o)[DIM / 16][4], Softmax& s
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = token + lane / 4 + i / 2 * 8;
-            s[i] = at < end && at >= begin ? s[i] * scale : -INFINITY;
+            s[i] = at < end && at >= begin ? s[i] * scale : NEVER;
         }
         float2 factor = soft.step(s);
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ __forceinline__ void leave_sums(float* outs, float2* stats, const flo
 }
 
 __device__ __forceinline__ float weight_of(float top, float best) {
-    return best == -INFINITY ? 0.0f : exp2_fast(top - best);
+    return best == NEVER ? 0.0f : exp2_fast(top - best);
 }
 
 // q (rows, heads, DIM) normed and rotated.  partial (rows, kv_heads, gridDim.x, group, DIM) and stats (rows,
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_rows(float* partial, fl
     stage_queries(queries, q + (static_cast<long long>(row) * heads + head * group) * DIM, group);
     __syncthreads();
     float o[DIM / 16][4] = {};
-    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    Softmax soft = {{NEVER, NEVER}, {0, 0}};
     attend_pages(o, soft, queries, pool, layer, head, of.tables + r.sequence * pool.table_stride,
                  split * r.per_split, min((split + 1) * r.per_split, r.pages), of.first_key, r.length,
                  scale * 1.4426950408889634f);
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_rows(float* partial, fl
     long long place = ((static_cast<long long>(row) * pool.kv_heads + head) * gridDim.x + split) * group;
     for (int i = threadIdx.x; i < group * DIM; i += WARPS * 32) {
         int h = i / DIM;
-        float best = -INFINITY, sum = 0.0f, total = 0.0f;
+        float best = NEVER, sum = 0.0f, total = 0.0f;
         for (int w = 0; w < WARPS; w++) best = fmaxf(best, warp_stats[w * GROUP + h].x);
         for (int w = 0; w < WARPS; w++) {
             float2 stat = warp_stats[w * GROUP + h];
@@ -191,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(bf16* out, const 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, splits = reach_of(of, row).splits;
     long long place = (static_cast<long long>(row) * kv_heads + head / group) * most * group + head % group;
     const float2* pairs = reinterpret_cast<const float2*>(stats) + place;
-    float2 a = lane < splits ? pairs[lane * group] : make_float2(-INFINITY, 0);
-    float2 b = lane + 32 < splits ? pairs[(lane + 32) * group] : make_float2(-INFINITY, 0);
+    float2 a = lane < splits ? pairs[lane * group] : make_float2(NEVER, 0);
+    float2 b = lane + 32 < splits ? pairs[(lane + 32) * group] : make_float2(NEVER, 0);
     float best = fmaxf(a.x, b.x);
     for (int m = 16; m; m /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, m));
     float wa = weight_of(a.x, best), wb = weight_of(b.x, best), total = wa * a.y + wb * b.y;

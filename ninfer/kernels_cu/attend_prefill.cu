@@ -79,7 +79,7 @@ struct Softmax {
             for (int n = 0; n < 8; n++) now = fmaxf(now, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
             now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-            float base = now == -INFINITY ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
+            float base = now == NEVER ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ void mask(float (&s)[8][4], float scale, int limit, i
         for (int j = 0; j < 4; j++) {
             int key = n * 8 + lane % 4 * 2 + j % 2;
             bool seen = key < limit + lane / 4 + j / 2 * 8 && key >= begin;
-            s[n][j] = seen ? s[n][j] * scale : -INFINITY;
+            s[n][j] = seen ? s[n][j] * scale : NEVER;
         }
 }
 
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
     fetch(keys, reinterpret_cast<bf16*>(page_keys(pool, of.tables[0], layer, kv)), DIM, PAGE_TOKENS, of.first_key, length);
     copies_commit();
     float o[DIM / 8][4] = {};
-    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    Softmax soft = {{NEVER, NEVER}, {0, 0}};
     for (int page = 0; page < pages; page++) {
         int begin = of.first_key - page * PAGE_TOKENS, at = page * PAGE_TOKENS;
         fetch(values, reinterpret_cast<bf16*>(page_values(pool, of.tables[page], layer, kv)), DIM, PAGE_TOKENS, begin, length - at);

@@ -9,6 +9,9 @@
 
 constexpr int PAGE_TOKENS = 64;
 
+// The score of a key that is not seen: minus infinity (NVRTC has no <math.h>).
+#define NEVER (-__int_as_float(0x7f800000))
+
 // Physical shape of the pool, in bytes; `layer` arguments are byte offsets of a layer within a page.
 struct Pool {
     unsigned char* base;

@@ -5,6 +5,8 @@
 // and values in the cache's format.  kv_widen turns a prompt's pages into bf16 pages, which is what
 // attend_prefill reads.
 //
+// A spill is allowed: the frame of a division's slow path.
+//: spills rope_append 8
 //: variants KV 0 1 2 3 4
 #include "kv_store.cuh"
 

@@ -6,6 +6,9 @@
 //
 // The one thing a reader would get wrong: penalties of a verification row count the drafts before it as if
 // they had been accepted; whether they were is only known to sample_judge.
+//
+// A spill is allowed: the frame of a division's slow path.
+//: spills sample_choose 8
 #include "keys.cuh"
 #include "pages.cuh"
 

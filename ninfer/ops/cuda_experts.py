@@ -45,6 +45,11 @@ class Bank:
     step: int
     width: int
 
+    @property
+    def experts(self) -> int:
+        """How many there are."""
+        return (self.rows.rows - self.width) // self.step + 1
+
     def pack(self) -> bytes:
         """The ``Bank`` struct of experts.cu."""
         return matrix_bytes(self.rows) + struct.pack("ii", CODES[self.rows.format], self.step)
@@ -70,6 +75,37 @@ def bank_of(experts: Sequence[StoredMatrix]) -> Bank:
 def single(matrix: StoredMatrix) -> Bank:
     """A bank of one expert."""
     return Bank(matrix, matrix.rows, matrix.rows)
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile: as many as an expert has on average, in whole variants."""
+    return next((tile for tile in (32, 64) if pairs <= tile * experts), 128)
+
+
+@attrs.frozen(eq=False)
+class Groups:
+    """(row, choice) pairs by expert, padded to ``tiles`` tiles of ``tile`` places.
+
+    sources  (places,) the pair of each place, -1 for padding
+    places   (pairs,)  the place of each pair
+    owners   (tiles,)  the expert of each tile, -1 behind the last
+    """
+
+    tile: int
+    tiles: int
+    sources: DeviceArray
+    places: DeviceArray
+    owners: DeviceArray
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a product block."""
+        return 3 * (self.tile + 128) * 64 * 2
+
+
+def _pack_wide(ptr: int, step: int) -> bytes:
+    """The ``Wide`` struct of experts_wide.cu."""
+    return struct.pack("Qii", ptr, step, 0)
 
 
 @attrs.frozen(eq=False)
@@ -145,9 +181,95 @@ class Experts:
         wide: bool,
     ) -> DeviceArray:
         """x + the routed experts + the shared expert.  -> (T, H) float32."""
+        if wide:
+            return self._wide(y, route, down, shared, x)
         gate, up, last = (single(matrix) for matrix in shared)
         products = self._up(y, gate, up, route)
         return self._down(products, down, last, route, x)
+
+    # Prompts
+
+    def _wide(
+        self,
+        y: Pending,
+        route: Routing,
+        down: Bank,
+        shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+        x: DeviceArray,
+    ) -> DeviceArray:
+        groups = self._group(route, y.gate.experts)
+        act = self._up_wide(groups, route, y)
+        parts = self._down_wide(groups, route, act, down)
+        del act
+        rows, hidden = x.shape
+        inner = self.take((rows, shared[0].rows), "bf16")
+        self.products(Rows(route.normed), shared[:2], [inner], Ending.SWIGLU, wide=True)
+        common, out = self.take(x.shape, "f32"), self.take(x.shape, "f32")
+        self.products(Rows(inner), shared[2:], [common], Ending.STORE_F32, wide=True)
+        per_token = route.experts.shape[1]
+        self.library.get("experts_wide.cu", "experts_sum", BM=groups.tile).launch(
+            rows, 256, out, x, parts, groups.places, common, route.shared, hidden, per_token
+        )
+        return out
+
+    def _group(self, route: Routing, experts: int) -> Groups:
+        """List the (row, choice) pairs by expert."""
+        count = route.experts.size
+        tile = tile_rows(count, experts)
+        tiles = count // tile + experts
+        counts, places = self.take((experts,), "i32"), self.take((count,), "i32")
+        sources, owners = self.take((tiles * tile,), "i32"), self.take((tiles,), "i32")
+        get = self.library.get
+        get("experts_wide.cu", "experts_count", BM=tile).launch(experts, 256, counts, route.experts, count)
+        get("experts_wide.cu", "experts_place", BM=tile).launch(
+            experts, 256, sources, places, owners, counts, route.experts, count, tiles
+        )
+        return Groups(tile, tiles, sources, places, owners)
+
+    def _up_wide(self, groups: Groups, route: Routing, y: Pending) -> DeviceArray:
+        width, columns = y.gate.width, y.gate.rows.columns
+        if width % 8 or columns % 8:
+            raise ValueError(f"experts: {width} rows of {columns} columns")
+        act = self.take((groups.tiles * groups.tile, width), "bf16")
+        gate, up = self._widened_pair(y)
+        self.library.get("experts_wide.cu", "experts_up_wide", BM=groups.tile).launch(
+            (-(-width // 64), groups.tiles),
+            256,
+            *(act, route.normed, gate[0], up[0], groups.sources, groups.owners),
+            *(columns, width, route.experts.shape[1]),
+            shared=groups.shared_bytes,
+        )
+        del gate, up  # the launch above read them
+        return act
+
+    def _widened_pair(self, y: Pending) -> tuple[tuple[bytes, DeviceArray], tuple[bytes, DeviceArray]]:
+        """Gate and up in bf16, widened once when they alternate in one matrix."""
+        gate, up = y.gate, y.up
+        both = attrs.evolve(gate.rows, rows=gate.rows.rows + up.rows.first - gate.rows.first)
+        if (
+            0 < up.rows.first - gate.rows.first < gate.step == up.step
+            and both.take(up.rows.first - gate.rows.first, both.rows).codes == up.rows.codes
+        ):
+            wide = self.products.widen(both)
+            skip = (up.rows.first - gate.rows.first) * both.columns * 2
+            return (_pack_wide(wide.ptr, gate.step), wide), (_pack_wide(wide.ptr + skip, up.step), wide)
+        first, second = self.products.widen(gate.rows), self.products.widen(up.rows)
+        return (_pack_wide(first.ptr, gate.step), first), (_pack_wide(second.ptr, up.step), second)
+
+    def _down_wide(self, groups: Groups, route: Routing, act: DeviceArray, down: Bank) -> DeviceArray:
+        width, hidden = down.rows.columns, down.width
+        parts = self.take((groups.tiles * groups.tile, hidden), "bf16")
+        wide = self.products.widen(down.rows)
+        self.library.get("experts_wide.cu", "experts_down_wide", BM=groups.tile).launch(
+            (-(-hidden // 128), groups.tiles),
+            256,
+            *(parts, act, _pack_wide(wide.ptr, down.step), groups.sources, groups.owners),
+            *(route.weights, width, hidden),
+            shared=groups.shared_bytes,
+        )
+        return parts
+
+    # Rows
 
     def _up(self, y: Pending, gate: Bank, up: Bank, route: Routing) -> DeviceArray:
         rows, columns = route.normed.shape

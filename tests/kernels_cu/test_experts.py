@@ -138,6 +138,20 @@ def test_rows_add_up_their_experts_and_the_shared_one(forms):
     assert (mixture.run(alone)[0] == got[1]).all()
 
 
+@pytest.mark.parametrize("forms", CASES[:2])
+@pytest.mark.parametrize("count", [1, 70, 130])
+def test_prompts_group_rows_by_expert(forms, count):
+    mixture = Mixture(5, forms)
+    rows = mixture.rows(count)
+    got, want = mixture.run(rows, wide=True), mixture.want(*rows)
+    close(got - rows[-1], want - rows[-1], 1.2e-2)
+    some = slice(count // 3, count // 3 + 5)
+    few = tuple(part[some] for part in rows)
+    assert (mixture.run(few, wide=True) == got[some]).all()
+    if count == 70:
+        assert (mixture.run(rows, wide=True, order=2) == got).all()
+
+
 def test_experts_at_uneven_distances_are_refused():
     mixture = Mixture(4, CASES[0])
     rows = mixture.pending.gate.rows
