@@ -43,19 +43,19 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    begun, played, answers, refusals, warm = time.monotonic(), 0, 0, 0, 0
+    begun, played, answers, refusals, warm, held = time.monotonic(), 0, 0, 0, 0, 0
     for batch in range(-(-args.mutants // BATCH)):
         clock = trio.testing.MockClock(autojump_threshold=0)
         tally = trio.run(play, args.seed * 1_000_000 + batch, BATCH, clock=clock)
         played += tally.mutants
         answers += tally.answers
         refusals += tally.refusals
-        if batch == WARM:
-            warm = held_bytes()
-    grown = held_bytes() - warm if warm else 0
+        held = held_bytes()
+        warm = held if batch <= WARM else warm
+    grown = held - warm
     seconds = time.monotonic() - begun
     print(f"{played:,} mutants in {seconds:.0f} s ({played / seconds:,.0f}/s): {answers:,} answers,")
-    print(f"{refusals:,} of them refusals; {held_bytes() >> 20} MiB held, {grown >> 10} KiB more than warm")
+    print(f"{refusals:,} of them refusals; {held >> 20} MiB held, {grown >> 10} KiB more than warm")
     return 1 if grown > GROWTH else 0
 
 
