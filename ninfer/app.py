@@ -35,7 +35,7 @@ from ninfer.protocols.dialect import Kit, RunBlocking
 from ninfer.protocols.fields import Reader
 from ninfer.protocols.registry import DIALECTS, protocol_routes
 from ninfer.protocols.service import Ask, ModelCard
-from ninfer.protocols.status import anthropic_type, openai_type, speaks_anthropic, status_of
+from ninfer.protocols.status import anthropic_type, code_of, openai_type, speaks_anthropic, status_of
 from ninfer.service import FrontEnd, MediaDoor, ServerService, Watch
 from ninfer.settings import JsonBudget
 from ninfer.startup import ServeOptions
@@ -86,9 +86,12 @@ def assemble(
     card = ModelCard(
         options.model_id or model.name, device.geometry.max_context, int(ports.now()), media is not None
     )
-    identity = Identity(card.id, ports.now(), device.geometry.lanes, card.max_context)
+    drafter, window = options.engine.spec, device.geometry.drafts
+    identity = Identity(
+        card.id, ports.now(), device.geometry.lanes, card.max_context, drafter or "none", window
+    )
     metrics = Metrics(lambda: samples(engine.stats(), identity, engine.failure is None))
-    ledger = Ledger(records, log, metrics, engine.clock, _status)
+    ledger = Ledger(records, log, metrics, engine.clock, _status, (drafter, window))
     service = ServerService(
         card=card,
         engine=engine,
@@ -101,7 +104,7 @@ def assemble(
         watch=lambda ask: _watch(ledger, options, ask),
         media=media,
     )
-    site = build_site(options, service, engine, metrics, records, ports)
+    site = build_site(options, service, engine, metrics, records, ports, ledger.answered)
     throughput = Throughput(engine.stats, records, log, options.stats_interval, engine.clock)
     return Application(engine, Server(site), metrics, throughput, records, log, service)
 
@@ -113,6 +116,7 @@ def build_site(
     metrics: Metrics,
     records: Records,
     ports: Ports,
+    on_answered: Callable[[str, bool], None],
 ) -> Site:
     """Build the routing table and everything the HTTP room is told."""
     dialect = DIALECTS[options.dialect](records.warning)
@@ -131,7 +135,7 @@ def build_site(
     operate = operate_routes(
         lambda: service.healthy,
         metrics,
-        lambda: stats_object(engine.stats(), metrics.outcomes),
+        lambda: stats_object(metrics.totals(), metrics.outcomes),
         dialect.health_extra,
     )
     return Site(
@@ -141,6 +145,7 @@ def build_site(
         on_crash=lambda request, problem: records.error(
             f"{request} crashed | {type(problem).__name__} at {_place(problem)}"
         ),
+        on_answered=on_answered,
         id_fields=(("/v1/messages", "request-id"),),
         key=KeyCheck(options.api_key),
         cors=options.cors,
@@ -180,10 +185,11 @@ def _watch(ledger: Ledger, options: ServeOptions, ask: Ask) -> Watch:
 _PATHS = {"anthropic_messages": "/v1/messages"}
 
 
-def _status(protocol: str, fault: Fault) -> tuple[int, str]:
+def _status(protocol: str, fault: Fault) -> tuple[int, str, str | None]:
     path = _PATHS.get(protocol, "/v1/chat/completions")
     status = status_of(path, fault.kind)
-    return status, anthropic_type(status) if speaks_anthropic(path) else openai_type(status)
+    kind = anthropic_type(status) if speaks_anthropic(path) else openai_type(status)
+    return status, kind, code_of(fault)
 
 
 def _place(problem: BaseException) -> str:

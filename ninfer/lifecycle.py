@@ -10,12 +10,13 @@ it is told to stop (unless ``--exit-on-engine-failure``); only then does it say 
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import signal
-import sys
 import time
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import anyio
 import anyio.to_thread
@@ -25,56 +26,167 @@ from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 from ninfer import __version__
 from ninfer.app import Application, Model, Ports, assemble
 from ninfer.artifact import Artifact, open_artifact
-from ninfer.engine.job import Done, Failed, Finish, Job, Sampling, Verdict
 from ninfer.faults import StartupError
 from ninfer.frontend import build_front, build_media
-from ninfer.http.server import listen
-from ninfer.observe.jsonl import RequestLog, open_log
+from ninfer.http.server import Server, listen
+from ninfer.observe.jsonl import RequestLog, opened_log
 from ninfer.observe.records import Records, count, seconds, size
-from ninfer.prompt.prepared import Prepared
 from ninfer.runtime.build import build_device
+from ninfer.runtime.device import ThreadDevice
+from ninfer.server_start import Started
 from ninfer.startup import ServeOptions
+from ninfer.warmup import explain, warm_up
 
-ENGINE_FAILED = 3  # exit code
-WARM_UP_TOKENS = 4
+STOPPED, ENGINE_FAILED, INTERRUPTED = 0, 3, 130  # exit codes
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BuildDevice = Callable[..., AbstractAsyncContextManager[ThreadDevice]]
 
 
-def serve(options: ServeOptions) -> int:
-    """Serve until stopped; returns the exit code.  Raises ``StartupError``."""
-    records = Records(sys.stderr, options.log_level, time.time, sys.stderr.isatty())
-    return anyio.run(_serve, options, records, backend="trio")
+def serve(options: ServeOptions, build: BuildDevice = build_device) -> int:
+    """Serve until stopped; returns the exit code.  Raises ``StartupError``.
+
+    ``build`` takes what ``runtime.build.build_device`` takes.
+    """
+    occupy_standard_descriptors()
+    with io.TextIOWrapper(io.FileIO(2, "wb", closefd=False), "utf-8", write_through=True) as stderr:
+        records = Records(stderr, options.log_level, time.time, stderr.isatty())
+        return anyio.run(_run, options, records, build, backend="trio")
 
 
-async def _serve(options: ServeOptions, records: Records) -> int:
-    started = anyio.current_time()
-    with ExitStack() as stack:
-        await _check_port(options)
-        artifact = stack.enter_context(open_artifact(options.artifact))
-        artifact.require(_components(options))
-        log = stack.enter_context(_log(options, records))
-        records.info(f"ninfer {__version__} | {artifact.name} | {size(artifact.size_bytes)}")
-        media = build_media(artifact, options.media) if options.engine.vision else None
-        front = build_front(
-            artifact,
-            options.chat_template,
-            options.engine.max_context,
-            options.defaults,
-            media.geometry.merge if media else None,
-        )
-        async with build_device(artifact, options.engine, options.backend, records.transient) as device:
-            app = assemble(
-                options,
-                Model(artifact.name, artifact.architecture),
-                front,
-                device,
-                records,
-                log,
-                Ports(anyio.to_thread.run_sync),
-                media,
+def occupy_standard_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr are closed, so that no file or socket takes the place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+async def _run(options: ServeOptions, records: Records, build: BuildDevice) -> int:
+    return await _Life(options, records, build).run()
+
+
+@attrs.define(eq=False)
+class _Life:
+    """One run of the server."""
+
+    options: ServeOptions
+    records: Records
+    build: BuildDevice
+    starting: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    serving: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    server: Server | None = None  # once it is ready
+    code: int = STOPPED
+    problem: StartupError | None = None
+
+    async def run(self) -> int:
+        """Run to the end, whatever it is; returns the exit code."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._signals)
+            with self.starting:
+                try:
+                    async with self._application() as app:
+                        await self._live(app)
+                except StartupError as problem:
+                    self.problem = problem
+            tasks.cancel_scope.cancel()
+        if self.problem is not None:
+            raise self.problem
+        return self.code
+
+    # Signals
+
+    async def _signals(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """The first signal drains, the second cuts; before readiness the first one cuts."""
+        with anyio.open_signal_receiver(*SIGNALS) as received:
+            task_status.started()
+            async for number in received:
+                self._hear(number)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if self.server is None:
+            self.records.info(f"{number.name} during start-up: stopping")
+            self.code = INTERRUPTED if number is signal.SIGINT else STOPPED
+            self.starting.cancel()
+        elif self.server.house.draining:
+            self.records.info(f"{number.name} again: stopping at once")
+            self.serving.cancel()
+        else:
+            self.records.info(f"{number.name}: no new requests; open answers may finish")
+            self.server.stop()
+
+    # Start
+
+    @asynccontextmanager
+    async def _application(self) -> AsyncIterator[Application]:
+        """Build everything in order; nothing runs yet."""
+        options, records = self.options, self.records
+        async with AsyncExitStack() as stack:
+            await _check_port(options)
+            artifact = stack.enter_context(open_artifact(options.artifact))
+            artifact.require(_components(options))
+            log = _log(options, records, stack)
+            records.info(f"ninfer {__version__} | {artifact.name} | {size(artifact.size_bytes)}")
+            media = build_media(artifact, options.media) if options.engine.vision else None
+            front = build_front(
+                artifact,
+                options.chat_template,
+                options.engine.max_context,
+                options.defaults,
+                media.geometry.merge if media else None,
             )
-            _server_start(log, options, artifact, app)
-            return await _live(app, options, started)
+            loading = self.build(artifact, options.engine, options.backend, records.transient)
+            device = await stack.enter_async_context(loading)
+            model, ports = Model(artifact.name, artifact.architecture), Ports(anyio.to_thread.run_sync)
+            app = assemble(options, model, front, device, records, log, ports, media)
+            _announce(app, options, artifact, device)
+            yield app
+
+    # Serve and stop
+
+    async def _live(self, app: Application) -> None:
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            self.serving = tasks.cancel_scope
+            tasks.start_soon(self._engine, app)
+            try:
+                await self._serve(app, tasks, began)
+            except StartupError as problem:  # not out of the group, which would wrap it
+                self.problem = problem
+            tasks.cancel_scope.cancel()
+        if self.server is not None:
+            app.throughput.report(final=True)
+            self.records.info("stopped")
+        if app.engine.failure is not None:
+            self.code = ENGINE_FAILED
+
+    async def _serve(self, app: Application, tasks: TaskGroup, began: float) -> None:
+        """Warm up, open the port, and serve until the drain is over."""
+        self.records.transient("warming up")
+        await warm_up(app.engine)
+        gc.collect()
+        gc.freeze()  # what start-up made stays; a collection need not look at it again
+        listeners = await listen(self.options.host, self.options.port)
+        app.metrics.start_counting()
+        app.throughput.start()
+        tasks.start_soon(app.throughput.run)
+        self.server = app.server
+        for listener in listeners:
+            port = listener.extra(SocketAttribute.local_port)
+            self.records.info(f"serving {app.service.card.id} on http://{self.options.host}:{port}")
+        self.records.info(f"ready | warm-up {seconds(anyio.current_time() - began)}")
+        await app.server.run(listeners)
+
+    async def _engine(self, app: Application) -> None:
+        """Run the engine; when it fails, say so, and end the process if that was asked for."""
+        await app.engine.run()
+        if app.engine.failure is None:
+            return
+        self.records.write("critical", f"engine failed | {explain(app.engine)}")
+        if self.options.exit_on_engine_failure and self.server is not None:
+            self.server.stop()
+            await anyio.sleep(self.options.patience.linger)  # for the answers that say so
+            self.serving.cancel()
 
 
 def _components(options: ServeOptions) -> list[str]:
@@ -84,136 +196,26 @@ def _components(options: ServeOptions) -> list[str]:
     return ["text", *(name for name, wanted in chosen.items() if name and wanted)]
 
 
-async def _live(app: Application, options: ServeOptions, started: float) -> int:
-    async with anyio.create_task_group() as tasks:
-        engine = partial(_engine, app, options, tasks)
-        tasks.start_soon(engine)
-        await _warm_up(app)
-        listeners = await listen(options.host, options.port)
-        app.metrics.start_counting()
-        tasks.start_soon(app.throughput.run)
-        await tasks.start(_signals, app, tasks)
-        for listener in listeners:
-            port = listener.extra(SocketAttribute.local_port)
-            app.records.info(f"serving {app.service.card.id} on http://{options.host}:{port}")
-        app.records.info(f"ready after {seconds(anyio.current_time() - started)}")
-        await app.server.run(listeners)
-        tasks.cancel_scope.cancel()
-    app.throughput.report(final=True)
-    app.records.info("stopped")
-    return ENGINE_FAILED if app.engine.failure else 0
-
-
-async def _engine(app: Application, options: ServeOptions, tasks: TaskGroup) -> None:
-    """Run the engine; when it fails, say so, and end the process if that was asked for."""
-    await app.engine.run()
-    problem = app.engine.failure
-    if problem is None:
-        return
-    app.records.write("critical", f"engine failed | {type(problem).__name__}: {problem}")
-    if options.exit_on_engine_failure:
-        app.server.stop()
-        tasks.cancel_scope.cancel()
-
-
-async def _signals(
-    app: Application, tasks: TaskGroup, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-) -> None:
-    """The first signal drains, the second cuts."""
-    with anyio.open_signal_receiver(*SIGNALS) as received:
-        task_status.started()
-        async for number in received:
-            if app.server.house.draining:
-                app.records.info(f"{number.name} again: stopping at once")
-                tasks.cancel_scope.cancel()
-                return
-            app.records.info(f"{number.name}: no new requests; open answers may finish")
-            app.server.stop()
-
-
-@attrs.frozen
-class _Silent:
-    """The judge of the warm-up: takes every token and shows nothing."""
-
-    def take(self, token: int) -> Verdict:
-        """Accept one token."""
-        return Verdict()
-
-    def finish(self) -> None:
-        """Hold nothing."""
-
-
-async def _warm_up(app: Application) -> None:
-    """Generate a few tokens, so that kernels, graphs and caches exist before the port does."""
-    engine = app.engine
-    job = Job(
-        request_id="warm-up",
-        prompt=Prepared(ids=(1, 2, 3), thinking=False),
-        sampling=Sampling(),
-        max_tokens=WARM_UP_TOKENS,
-        judge=_Silent(),
-        deadline=float("inf"),
-    )
-    with engine.seat(), engine.submit(job) as events:
-        last = [event async for event in events][-1]
-    if isinstance(last, Failed):
-        raise StartupError(f"the warm-up generation failed: {last.fault.message} ({engine.failure})")
-    assert isinstance(last, Done) and last.finish in (Finish.OUTPUT_LIMIT, Finish.CONTEXT)
-
-
 async def _check_port(options: ServeOptions) -> None:
     """Fail on a taken port before minutes of loading, not after."""
     for listener in await listen(options.host, options.port):
         await listener.aclose()
 
 
-def _log(options: ServeOptions, records: Records) -> RequestLog:
-    stream = open_log(options.request_log, options.artifact) if options.request_log else None
+def _log(options: ServeOptions, records: Records, stack: AsyncExitStack) -> RequestLog:
+    path = options.request_log
+    file = stack.enter_context(opened_log(path, options.artifact)) if path else None
     instance = f"serve-{os.getpid()}-{time.time_ns() // 1000}"
-    return RequestLog(stream, instance, time.time, records.error)
+    return RequestLog(file, instance, time.time, records.warning)
 
 
-def _server_start(log: RequestLog, options: ServeOptions, artifact: Artifact, app: Application) -> None:
-    geometry = app.engine.device.geometry
+def _announce(app: Application, options: ServeOptions, artifact: Artifact, device: ThreadDevice) -> None:
+    """Record what was settled."""
+    geometry, stats = device.geometry, app.engine.stats()
     app.records.info(
         f"{count(geometry.pages)} pages of {geometry.page_tokens} tokens | {geometry.lanes} lanes"
         f" | context {count(geometry.max_context)}"
     )
-    log.event(
-        "server_start",
-        {
-            "server": {
-                "public_model_id": app.service.card.id,
-                "request_log_jsonl": str(options.request_log),
-                "default_thinking_budget": options.defaults.thinking_budget,
-                "default_preserve_thinking": options.defaults.preserve_thinking,
-                "api_key_configured": options.api_key is not None,
-                "cors_enabled": options.cors,
-                "max_request_bytes": options.wire.body_bytes,
-                "default_output_tokens": options.defaults.max_tokens,
-            },
-            "artifact": {
-                "path": str(artifact.path),
-                "size_bytes": artifact.size_bytes,
-                "architecture": artifact.architecture,
-                "formats": sorted(artifact.formats()),
-            },
-            "engine": {
-                "max_context": geometry.max_context,
-                "max_concurrency": geometry.lanes,
-                "kv_capacity": geometry.pages * geometry.page_tokens,
-                "kv_cache": options.engine.kv_dtype,
-                "prefill_chunk": options.engine.prefill_chunk,
-                "prefix_reuse": options.engine.prefix_reuse,
-                "log_stats_interval_ms": int(options.stats_interval * 1000),
-                "vision": options.engine.vision,
-            },
-            "sampling_defaults": {
-                "thinking": attrs.asdict(app.service.preset.thinking),
-                "non_thinking": attrs.asdict(app.service.preset.plain),
-                "server_overrides": attrs.asdict(options.sampling),
-            },
-            "environment": {"device": options.backend},
-            "argv": list(options.argv),
-        },
-    )
+    preset, public = app.service.preset, app.service.card.id
+    started = Started(options, artifact, device.inventory, geometry, stats, preset, public)
+    app.log.event("server_start", started.members())

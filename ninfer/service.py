@@ -26,16 +26,17 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ninfer import presets
 from ninfer.engine.admission import Seat
 from ninfer.engine.job import Done, Event, Failed, Job, Judge, Shifted, ThinkingPlan
-from ninfer.faults import Fault, Refused, invalid
+from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.generation import RunningGeneration
 from ninfer.output.deltas import ToolParse
 from ninfer.output.toolcalls import ToolStream
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
-from ninfer.prompt.prepared import Prepared
+from ninfer.prompt.prepared import Preparation, Prepared
 from ninfer.protocols.service import Ask, Generation, ModelCard
 from ninfer.settings import GenerationDefaults, SamplingOverrides
 
+_CRASHED = Fault(Kind.INTERNAL, "the server failed to prepare this request", "internal_error")
 VISION_CONTEXT = 32_768  # tokens of a prompt with media: what the tower's workspace is planned for
 
 
@@ -56,14 +57,14 @@ class EnginePort(Protocol):
 class Watch(Protocol):
     """Hears what happens to one request; the observe room writes records and metrics from it."""
 
-    def prepared(self, job: Job, prepared: Prepared) -> None:
+    def prepared(self, job: Job, prepared: Prepared, costs: Preparation) -> None:
         """The request enters the engine."""
 
     def refused(self, fault: Fault) -> None:
-        """Preparation refused the request."""
+        """The request was refused before its start, by a full house or by its preparation."""
 
     def abandoned(self) -> None:
-        """The client left during preparation."""
+        """The client left before the start."""
 
     def first_token(self, at: float) -> None:
         """The first token is committed."""
@@ -78,7 +79,9 @@ class Watch(Protocol):
 class MediaDoor(Protocol):
     """The media room."""
 
-    def items(self, conversation: Conversation) -> AbstractAsyncContextManager[list[MediaItem]]:
+    def items(
+        self, conversation: Conversation, costs: Preparation
+    ) -> AbstractAsyncContextManager[list[MediaItem]]:
         """Fetch and prepare a conversation's media, held for the block.  Raises ``Refused``."""
 
 
@@ -117,7 +120,7 @@ class ServerService:
 
     async def count(self, conversation: Conversation) -> int:
         """Count prompt tokens; the same path as a generation, without a seat."""
-        async with self._prepared(conversation) as prepared:
+        async with self._prepared(conversation, Preparation()) as prepared:
             return len(prepared.ids)
 
     def open(self, ask: Ask) -> AbstractAsyncContextManager[Generation]:
@@ -126,45 +129,53 @@ class ServerService:
 
     @asynccontextmanager
     async def _open(self, ask: Ask) -> AsyncIterator[Generation]:
-        with self.engine.seat() as seat:
-            watch = self.watch(ask)
-            async with AsyncExitStack() as held:
-                job, generation = await self._make(ask, seat, watch, held)
-                terminal = _Terminal(watch, generation)
-                generation.events = self.engine.submit(attrs.evolve(job, on_end=terminal.ended))
-                try:
-                    yield generation
-                finally:
-                    generation.events.close()
-                    terminal.left()
+        watch = self.watch(ask)
+        async with AsyncExitStack() as held:
+            terminal, events = await self._begin(ask, watch, held)
+            try:
+                yield terminal.generation
+            finally:
+                events.close()
+                terminal.left()
 
-    async def _make(
-        self, ask: Ask, seat: Seat, watch: Watch, held: AsyncExitStack
-    ) -> tuple[Job, RunningGeneration]:
+    async def _begin(
+        self, ask: Ask, watch: Watch, held: AsyncExitStack
+    ) -> tuple[_Terminal, MemoryObjectReceiveStream[Event]]:
+        """Take a seat, prepare, submit; whatever ends the request on this way is recorded."""
+        costs = Preparation()
         try:
+            seat = held.enter_context(self.engine.seat())
             with seat.patience():
-                prepared = await held.enter_async_context(self._prepared(ask.conversation))
+                prepared = await held.enter_async_context(self._prepared(ask.conversation, costs))
             job, generation = self._job(ask, prepared, seat)
+            terminal = _Terminal(watch, generation)
+            events = self.engine.submit(attrs.evolve(job, on_end=terminal.ended))
         except Refused as refusal:
             watch.refused(refusal.fault)
             raise
         except anyio.get_cancelled_exc_class():
             watch.abandoned()
             raise
-        watch.prepared(job, prepared)
+        except Exception:
+            watch.refused(_CRASHED)
+            raise
+        watch.prepared(job, prepared, costs)
+        generation.events = events
         generation.on_first, generation.on_shift = watch.first_token, watch.shifted
-        return job, generation
+        return terminal, events
 
     @asynccontextmanager
-    async def _prepared(self, conversation: Conversation) -> AsyncIterator[Prepared]:
+    async def _prepared(self, conversation: Conversation, costs: Preparation) -> AsyncIterator[Prepared]:
         """Prepare a prompt and keep its media for the block."""
         async with AsyncExitStack() as held:
             items: list[MediaItem] = []
             if self.media is None:
                 _refuse_media(conversation)
             else:
-                items = await held.enter_async_context(self.media.items(conversation))
+                items = await held.enter_async_context(self.media.items(conversation, costs))
+            began = anyio.current_time()
             prepared = await self.run_blocking(lambda: self.front.prepare(conversation, items))
+            costs.tokenize = anyio.current_time() - began
             self._check_length(prepared)
             yield prepared
 

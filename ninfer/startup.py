@@ -57,6 +57,7 @@ class ServeOptions:
     stats_interval: float = 5.0  # seconds; 0 is off
     request_log: Path | None = None
     exit_on_engine_failure: bool = False
+    context_costs: Path | None = None  # where ``engine.costs`` come from
     argv: tuple[str, ...] = ()
 
 
@@ -106,6 +107,7 @@ def _plain(args: argparse.Namespace) -> dict[str, Any]:
         "stats_interval": None if interval is None else interval / 1000,
         "request_log": Path(args.request_log_jsonl) if args.request_log_jsonl else None,
         "exit_on_engine_failure": args.exit_on_engine_failure,
+        "context_costs": Path(args.context_cost_presets) if args.context_cost_presets else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 

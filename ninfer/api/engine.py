@@ -29,7 +29,7 @@ from ninfer.engine.job import Committed, Done, Failed, Job, Sampling
 from ninfer.engine.loop import Engine
 from ninfer.faults import Refused
 from ninfer.frontend import ArtifactFront, build_front
-from ninfer.observe.published import stats_object
+from ninfer.observe.published import stats_object, totals
 from ninfer.prompt.conversation import Conversation, Message, TextPart
 from ninfer.prompt.prepared import Prepared
 from ninfer.runtime.build import build_device
@@ -162,7 +162,7 @@ class InferenceEngine:
 
     def get_stats(self) -> dict[str, object]:
         """Return counts of tasks and tokens, as ``/stats`` does."""
-        return stats_object(self._engine.stats(), {"finished": self._finished})
+        return stats_object(totals(self._engine.stats()), {"finished": self._finished})
 
     # Inside
 

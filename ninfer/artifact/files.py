@@ -127,6 +127,7 @@ class Payload:
 
     def __init__(self, entry: Entry, spans: tuple[FileSpan, ...]) -> None:
         self.spans = spans
+        self.bytes_read = 0  # payload bytes asked for since opening
         self._entry = entry
         self._begins = [0]
         for span in spans:
@@ -162,6 +163,7 @@ class Payload:
             raise ValueError(f"bytes {begin}..{begin + count} of a payload of {self.size}")
         if not count:
             return memoryview(b"")
+        self.bytes_read += count
         pieces = list(self._pieces(begin, count))
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 

@@ -121,6 +121,11 @@ class Artifact:
         """How far activations may be quantised, use by use."""
         return self.manifest.uses
 
+    @property
+    def bytes_read(self) -> int:
+        """Payload bytes that have been asked for so far."""
+        return self._data.bytes_read
+
     def formats(self) -> frozenset[str]:
         """The numeric formats of its tensors."""
         objects = self.manifest.objects.values()

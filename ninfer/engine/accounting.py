@@ -29,7 +29,7 @@ def count(counters: Counters, flight: Flight, result: Result, geometry: Geometry
     elif isinstance(flight.unit, Decode):
         _count_decode(counters, flight, result)
     else:
-        _count_transfer(counters, flight.unit, geometry, result.seconds)
+        _count_transfer(counters, flight, geometry, result.seconds)
 
 
 def _count_feed(counters: Counters, flight: Flight, tokens: int) -> None:
@@ -71,12 +71,14 @@ def moved(unit: Unit, geometry: Geometry) -> dict[tuple[str, str], int]:
             return {}
 
 
-def _count_transfer(counters: Counters, unit: Unit, geometry: Geometry, seconds: float) -> None:
+def _count_transfer(counters: Counters, flight: Flight, geometry: Geometry, seconds: float) -> None:
     """A snapshot moves an image and pages in one unit; its time is divided by bytes."""
-    parts = moved(unit, geometry)
+    parts = moved(flight.unit, geometry)
     whole = sum(parts.values())
     for key, size in parts.items():
         if size:
             counters.transfer_bytes[key] = counters.transfer_bytes.get(key, 0) + size
             share = seconds * size / whole
             counters.transfer_seconds[key] = counters.transfer_seconds.get(key, 0.0) + share
+            if flight.owner is not None:
+                flight.owner.tally.moved.add(key, size, share)

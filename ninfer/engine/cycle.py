@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import attrs
 
-from ninfer.engine.device import HostLoad, Prefill, Row, Settle, Unit
+from ninfer.engine.device import CopyImage, CopyPage, HostLoad, Prefill, Row, Settle, Unit
 from ninfer.engine.sequence import Sequence, State
 
 
@@ -27,6 +27,7 @@ class Flight:
     control: tuple[int, ...] = ()
     role: State = State.DECODING
     drafts: tuple[int, ...] = ()
+    owner: Sequence | None = None  # whom a copy is for; None when it serves the cache
 
 
 @attrs.frozen
@@ -50,10 +51,14 @@ class Cycle:
     work: list[Flight] = attrs.field(factory=list)
     after: list[Unit] = attrs.field(factory=list)
     loading: dict[int, Sequence] = attrs.field(factory=dict)  # index in ``before`` -> who waits
+    owners: dict[int, Sequence] = attrs.field(factory=dict)  # index in ``before`` -> whom it is for
 
     def waits(self, seq: Sequence, since: int) -> bool:
         """Let ``seq`` wait for the copies from the host among ``before[since:]``, if there are any."""
         loads = [i for i in range(since, len(self.before)) if isinstance(self.before[i], HostLoad)]
+        for index in range(since, len(self.before)):
+            if isinstance(self.before[index], HostLoad | CopyImage | CopyPage):
+                self.owners[index] = seq
         if loads:
             self.loading[loads[-1]] = seq
             seq.flying += 1
@@ -61,11 +66,14 @@ class Cycle:
 
     def flights(self) -> list[Flight]:
         """Return everything in order of submission."""
-        before = [
-            Flight(unit, (self.loading[i],), role=State.RESTORING) if i in self.loading else Flight(unit)
-            for i, unit in enumerate(self.before)
-        ]
+        before = [self._copy(i, unit) for i, unit in enumerate(self.before)]
         return before + self.work + [Flight(unit) for unit in self.after]
+
+    def _copy(self, index: int, unit: Unit) -> Flight:
+        owner = self.owners.get(index)
+        if index in self.loading:
+            return Flight(unit, (self.loading[index],), role=State.RESTORING, owner=owner)
+        return Flight(unit, owner=owner)
 
 
 def feed(seq: Sequence, upto: int) -> Flight:

@@ -76,6 +76,7 @@ class Line:
     def _seat(self, seq: Sequence, cycle: Cycle) -> None:
         """Give a request its lane and start it where most is known."""
         source = self.memory.affordable_source(seq, seq.prompt_tokens)
+        seq.tally.preferred_tokens = self.memory.source_for(seq, seq.prompt_tokens).frontier
         since = len(cycle.before)
         self.memory.take_lane(seq, source, cycle.before)
         self.roster.settle_in(seq)

@@ -26,10 +26,11 @@ from ninfer.engine.cycle import Flight, Landed
 from ninfer.engine.device import Device, Ticket
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
 from ninfer.engine.memory import Memory
+from ninfer.engine.meter import Meter
 from ninfer.engine.roster import News
 from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.sequence import Sequence, State
-from ninfer.engine.stats import Phase, Statistics
+from ninfer.engine.stats import Phase, Selection, Statistics
 from ninfer.faults import Broken, Fault, Refused
 from ninfer.settings import EngineOptions
 
@@ -44,6 +45,7 @@ class Engine:
     options: EngineOptions
     clock: Callable[[], float] = anyio.current_time
     failure: Exception | None = None
+    last_selection: Selection | None = None
     seats: Seats = attrs.field(init=False)
     scheduler: Scheduler = attrs.field(init=False)
     _open: dict[Sequence, MemoryObjectSendStream[Event]] = attrs.field(factory=dict)
@@ -51,8 +53,9 @@ class Engine:
     _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
     _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
     _tickets: int = 0
+    _draining: bool = False  # who has a seat may still submit
     _closed: bool = False
-    _mark: float = 0.0
+    meter: Meter = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         geometry = self.device.geometry
@@ -60,12 +63,13 @@ class Engine:
         capacity = geometry.lanes + self.options.max_pending
         self.seats = Seats(capacity, self.options.pending_timeout, self.clock)
         self.scheduler = Scheduler(Memory.of(geometry, self.options), self.options, chunk)
+        self.meter = Meter(self.scheduler.counters, self.clock)
 
     # The door
 
     def seat(self) -> AbstractContextManager[Seat]:
         """Take a place for the life of one request.  Raises ``Refused`` at once when there is none."""
-        if self.failure or self._closed:
+        if self.failure or self._closed or self._draining:
             raise Refused(admission.unavailable())
         return self.seats.take()
 
@@ -101,7 +105,7 @@ class Engine:
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every seat has been given back."""
-        self._closed = True
+        self._draining = True
         while self.seats.taken:
             await self.seats.left()
 
@@ -120,10 +124,11 @@ class Engine:
             pages=memory.space.pages.statistics(),
             slots=memory.space.slots.statistics(),
             host=memory.space.host.statistics(),
-            checkpoints=len(memory.retention),
+            checkpoints=memory.checkpoints,
             seats_taken=self.seats.taken,
             seats_capacity=self.seats.capacity,
             counters=self.scheduler.snapshot(),
+            last_selection=self.last_selection,
         )
 
     def check(self) -> None:
@@ -133,10 +138,11 @@ class Engine:
     # The loop
 
     async def _serve(self) -> None:
-        self._mark = self.clock()
+        self.meter.restart()
         while True:
             self._drop_cancelled()
             self._expire()
+            self.meter.spend(Phase.MAINTENANCE)
             if sum(bool(flight.rows) for flight, _ in self._flights) <= RUN_AHEAD:
                 self._submit_cycle()
             if self._flights:
@@ -145,27 +151,29 @@ class Engine:
                 await self._rest()
 
     def _submit_cycle(self) -> None:
+        began = self.clock()
         cycle = self.scheduler.plan()
-        self._spend(Phase.BOUNDARY)
+        self.meter.spend(Phase.BOUNDARY, cycle)
         for flight in cycle:
             self._flights.append((flight, self.device.submit(flight.unit)))
-        self._spend(Phase.SUBMIT)
+            self.meter.spend(Phase.SUBMIT, (flight,))
         for seq in [seq for seq in self.scheduler.roster.residents if seq.tally.admitted is None]:
-            self._announce(seq)
+            self._announce(seq, began)
         self._tell_news()
-        self._spend(Phase.COMMIT)
+        self.meter.spend(Phase.COMMIT, cycle)
 
     async def _land(self) -> None:
         """Read the oldest unit and commit what it brought."""
         flight, ticket = self._flights.popleft()
         result = await ticket.result()
-        self._spend(None)
+        self.meter.spend(None, (flight,))
+        self.meter.landed(flight, result.seconds)
         landed = self.scheduler.settle(flight, result)
         self._tell_news()
-        self._spend(Phase.POST)
+        self.meter.spend(Phase.POST, (flight,))
         for one in landed:
             self._commit(one)
-        self._spend(Phase.COMMIT)
+        self.meter.spend(Phase.COMMIT, (flight,))
 
     async def _rest(self) -> None:
         """Sleep until someone submits; a request that nothing can move is a broken invariant."""
@@ -178,13 +186,15 @@ class Engine:
             raise Broken("requests are open, none can move and nothing is in flight")
         self._bell = anyio.Event()
         await self._bell.wait()
-        self._mark = self.clock()
+        self.meter.restart()
 
     # Publishing
 
-    def _announce(self, seq: Sequence) -> None:
+    def _announce(self, seq: Sequence, began: float) -> None:
         """Tell a request that it has a lane and what of its prompt was known."""
-        seq.tally.admitted = self.clock()
+        seq.tally.queued_until, seq.tally.admitted = began, self.clock()
+        self.last_selection = Selection(seq.tally.path, seq.prompt_tokens, seq.tally.cached_tokens)
+        self._bind(seq)
         counters = self.scheduler.counters
         counters.prompt_tokens += seq.prompt_tokens
         counters.prompt_tokens_cached += seq.tally.cached_tokens
@@ -194,6 +204,12 @@ class Engine:
             seq, Admitted(seq.tally.admitted, seq.prompt_tokens, seq.tally.cached_tokens, seq.tally.path)
         )
 
+    def _bind(self, seq: Sequence) -> None:
+        """Charge a request from now on, unless its state is still on its way."""
+        if seq.state is not State.RESTORING:
+            seq.tally.bound = self.clock()
+            self.meter.bind(seq)
+
     def _tell_news(self) -> None:
         """Publish the steps of pauses and recoveries."""
         news = self.scheduler.roster.news[:]
@@ -202,8 +218,11 @@ class Engine:
             now = self.clock()
             if item.transition == "pause_started":
                 item.seq.paused_at = now
+                self.meter.pause(item.seq)
             elif item.transition == "restored":
-                item.seq.tally.paused_seconds += now - item.seq.paused_at
+                item.seq.tally.paused_seconds += now - (item.seq.paused_at or now)
+                item.seq.paused_at = None
+                self.meter.bind(item.seq)
             if item.seq in self._open:
                 self._publish(item.seq, self._shifted(item, now))
 
@@ -217,6 +236,8 @@ class Engine:
     def _commit(self, landed: Landed) -> None:
         """Give the judge each new token in order, and publish what it sets free."""
         seq = landed.seq
+        if seq.tally.bound is None:
+            self._bind(seq)
         if landed.processed is not None and seq in self._open:
             self._publish(seq, Progress(self.clock(), landed.processed))
         going = seq in self._open  # its reader may have been found gone meanwhile
@@ -238,6 +259,8 @@ class Engine:
             return False
         self._time(seq, now)
         tally = seq.tally
+        if verdict.piece and tally.first_output is None:
+            tally.first_output = self.meter.summary(seq)
         self._publish(
             seq, Committed(now, (token,), verdict.piece, seq.thinking_tokens, tally.drafted, tally.accepted)
         )
@@ -268,18 +291,22 @@ class Engine:
     # Endings
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
-        self._end(seq, Done(finish, seq.job.judge.finish(), seq.summary(self.clock())), finish)
+        self._end(seq, Done(finish, seq.job.judge.finish(), self.meter.summary(seq)), finish)
 
     def _fail(self, seq: Sequence, fault: Fault) -> None:
-        self._end(seq, Failed(fault, seq.summary(self.clock())))
+        self._end(seq, Failed(fault, self.meter.summary(seq)))
 
     def _cancel(self, seq: Sequence) -> None:
-        self._end(seq, Done(Finish.CANCELLED, None, seq.summary(self.clock())))
+        self._end(seq, Done(Finish.CANCELLED, None, self.meter.summary(seq)))
 
     def _end(self, seq: Sequence, event: Done | Failed, finish: Finish | None = None) -> None:
         """Give everything back, then tell the reader and whoever keeps the books."""
         send = self._open.pop(seq)
-        self.scheduler.evict(seq, finish)
+        try:
+            self.scheduler.evict(seq, finish)
+        except Broken:
+            if self.failure is None:  # of a lost device nothing needs to come back
+                raise
         with suppress(anyio.BrokenResourceError):
             if seq.tally.preemptions:
                 send.send_nowait(self._shifted(News(seq, "terminal"), self.clock()))
@@ -293,10 +320,15 @@ class Engine:
             self._cancel(seq)
 
     def _close_all(self) -> None:
+        if self.failure is None:
+            self._drop_cancelled()
         fault = admission.engine_failed() if self.failure else admission.unavailable()
-        for seq in list(self._open):
-            self._fail(seq, fault)
         self._flights.clear()
+        for seq in list(self._open):
+            try:
+                self._fail(seq, fault)
+            except Exception as bug:  # noqa: BLE001 - one keeper of books must not silence the other requests
+                self.failure = self.failure or bug
 
     # Time
 
@@ -313,13 +345,3 @@ class Engine:
         now = self.clock()
         for seq in [seq for seq in self.scheduler.roster.waiting if seq.job.deadline <= now]:
             self._fail(seq, admission.queue_timeout())
-
-    def _spend(self, phase: Phase | None) -> None:
-        """Book the time since the last call on a phase, or on waiting for the device."""
-        now = self.clock()
-        counters, spent = self.scheduler.counters, now - self._mark
-        self._mark = now
-        if phase is None:
-            counters.device_wait += spent
-        else:
-            counters.host_work[phase.value] = counters.host_work.get(phase.value, 0.0) + spent

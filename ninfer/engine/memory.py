@@ -46,6 +46,11 @@ class Memory:
         """How many pages are free or could be given up by the cache."""
         return self.space.pages.free + self.space.pages.idle
 
+    @property
+    def checkpoints(self) -> int:
+        """How many images are retained, on the device and on the host."""
+        return len(self.retention.images) + self.space.host.statistics().images - len(self.snapshots.kept)
+
     def source_for(self, seq: Sequence, stop: int) -> Source:
         """Choose where ``seq`` starts to get state for its first ``stop`` tokens."""
         return self.cache.find(seq, seq.history(stop))

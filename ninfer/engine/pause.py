@@ -99,6 +99,10 @@ class Snapshots:
             self.revoked.append(victim)
         return victim
 
+    def owner(self, key: int) -> Sequence | None:
+        """Say whose snapshot a host blob is, if it still is one."""
+        return next((seq for seq, shot in self.kept.items() if shot.blob.key == key), None)
+
     def held_by_younger(self, seq: Sequence) -> int:
         """Count the device pages that only revoking younger snapshots would set free, at most."""
         return sum(len(shot.held) for other, shot in self.kept.items() if other.ticket > seq.ticket)

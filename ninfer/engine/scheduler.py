@@ -29,7 +29,7 @@ from ninfer.settings import EngineOptions
 
 @attrs.define(eq=False)
 class Scheduler:
-    """The pure half of the engine; ``chunk`` bounds the tokens of a feeding unit."""
+    """The pure half of the engine; ``chunk`` bounds the tokens of a feeding unit beside decoding."""
 
     memory: Memory
     options: EngineOptions
@@ -165,8 +165,14 @@ class Scheduler:
     def _feed_upto(self, seq: Sequence) -> int:
         if seq.state is State.STEERING:
             return seq.known + len(seq.control)
-        upto = min(seq.feed_stop, seq.frontier + self.chunk)
+        upto = min(seq.feed_stop, seq.frontier + self._chunk_beside(seq))
         return min(upto, seq.next_cut()) if seq.state is State.PREFILLING else upto
+
+    def _chunk_beside(self, seq: Sequence) -> int:
+        """Bound a chunk: short while others decode, as large as the device takes them otherwise."""
+        if any(other.state is State.DECODING for other in self.roster.residents if other is not seq):
+            return self.chunk
+        return self.memory.space.geometry.prefill_chunk
 
     def _decode(self, rows: list[tuple[Sequence, int]], width: int) -> Flight:
         """Build one compact batch and move its plain rows past it."""
@@ -198,6 +204,7 @@ class Scheduler:
         """Account for a unit that has run; requests that have ended meanwhile get nothing."""
         if isinstance(flight.unit, HostSave):
             self.memory.space.host.landed(flight.unit.key)
+            flight = attrs.evolve(flight, owner=self.memory.snapshots.owner(flight.unit.key))
         count(self.counters, flight, result, self.memory.space.geometry)
         if flight.drafts:
             self._learn(flight, result)

@@ -16,7 +16,7 @@ import enum
 import attrs
 
 from ninfer.engine.identity import Identity, identify
-from ninfer.engine.job import Finish, Job, Summary, Verdict
+from ninfer.engine.job import Feed, Finish, Job, Moved, Spent, Summary, Verdict
 from ninfer.engine.prefix import Kind, Node
 from ninfer.faults import Broken
 
@@ -77,6 +77,23 @@ class Tally:
     replay_restores: int = 0
     replayed_tokens: int = 0
     paused_seconds: float = 0.0
+    queued_until: float | None = None
+    bound: float | None = None
+    preferred_tokens: int = 0
+    exposed: Spent = attrs.field(factory=Spent)
+    prefill: Feed = attrs.field(factory=Feed)
+    replay: Feed = attrs.field(factory=Feed)
+    moved: Moved = attrs.field(factory=Moved)
+    first_output: Summary | None = None
+
+    def copy(self) -> Tally:
+        """Return one that no longer grows."""
+        return attrs.evolve(
+            self,
+            prefill=attrs.evolve(self.prefill),
+            replay=attrs.evolve(self.replay),
+            moved=self.moved.copy(),
+        )
 
 
 @attrs.define(eq=False)
@@ -108,7 +125,8 @@ class Sequence:
     recovering: bool = False  # brought back and nothing new committed yet: not to be paused again
     route: str | None = None  # how it was brought back last: "snapshot" or "replay"
     replay_stop: int = 0  # where that replay ends
-    paused_at: float = 0.0
+    paused_at: float | None = None
+    charged_from: Spent | None = None  # the engine's reading when it last became resident
     bypassed: int = 0  # younger requests that were admitted past this one
     tally: Tally = attrs.field(factory=Tally)
 
@@ -273,5 +291,5 @@ class Sequence:
             arrived=self.job.arrived,
             submitted=self.submitted,
             ended=ended,
-            **attrs.asdict(self.tally),
+            **attrs.asdict(self.tally.copy(), recurse=False),
         )

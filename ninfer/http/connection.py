@@ -162,12 +162,15 @@ class _Visit:
     async def _handle(self, request: Request, admitted: Admitted) -> Answer:
         answer = self._answer(request.path, lambda: self.at.on_last)
         self.at.house.requests += 1
-        async with anyio.create_task_group() as tasks:
-            answer.tasks = tasks
-            tasks.start_soon(self.at.watch, answer)
-            with answer.scope:
-                await self._attempt(request, admitted, answer)
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                answer.tasks = tasks
+                tasks.start_soon(self.at.watch, answer)
+                with answer.scope:
+                    await self._attempt(request, admitted, answer)
+                tasks.cancel_scope.cancel()
+        finally:
+            self.at.site.on_answered(self.id, answer.finished)
         return answer
 
     async def _attempt(self, request: Request, admitted: Admitted, answer: Answer) -> None:

@@ -32,13 +32,15 @@ class Site:
 
     ``new_id`` makes the id of each request; ``id_fields`` names the header field that carries it,
     by path prefix, ``x-request-id`` elsewhere.  ``on_crash`` hears (request id, exception) of every
-    handler that failed by a fault of ours; it must not raise.  ``wall_clock`` dates the answers.
+    handler that failed by a fault of ours, ``on_answered`` (request id, whether its answer went out
+    whole) of every one that is over; they must not raise.  ``wall_clock`` dates the answers.
     """
 
     router: Router
     render_fault: RenderFault
     new_id: Callable[[], str]
     on_crash: Callable[[str, BaseException], None]
+    on_answered: Callable[[str, bool], None] = lambda request_id, whole: None
     id_fields: tuple[tuple[str, str], ...] = ()
     key: KeyCheck = attrs.field(factory=KeyCheck)
     cors: bool = False

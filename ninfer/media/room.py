@@ -9,6 +9,7 @@ the headers declare; a decoder that then produced more would be refused, not acc
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from ninfer.media.plan import plan_patches
 from ninfer.media.resize import Geometry
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
+from ninfer.prompt.prepared import Preparation
 
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 MAX_PATCHES = 131_072  # of one request: what the tower's workspace is planned for
@@ -55,15 +57,27 @@ class MediaRoom:
     _building: dict[bytes, anyio.Lock] = attrs.field(factory=dict)
 
     @asynccontextmanager
-    async def items(self, conversation: Conversation) -> AsyncIterator[list[MediaItem]]:
-        """Prepare the conversation's media in order and keep them for the block.  Raises ``Refused``."""
+    async def items(
+        self, conversation: Conversation, costs: Preparation | None = None
+    ) -> AsyncIterator[list[MediaItem]]:
+        """Prepare the conversation's media in order and keep them for the block.
+
+        ``costs`` is filled in.  Raises ``Refused``.
+        """
+        costs = Preparation() if costs is None else costs
         parts = [p for m in conversation.messages for p in m.parts if isinstance(p, MediaPart)]
+        began = anyio.current_time()
         wanted = [await self._wanted(part) for part in parts]
+        costs.acquisition = anyio.current_time() - began
         needs = {one.key: one.size for one in wanted}
         self._check(wanted, needs)
         await self._hold(needs)
         try:
-            yield [self._item(one, await self._built(one)) for one in wanted]
+            began = anyio.current_time()
+            items = [self._item(one, await self._built(one, costs)) for one in wanted]
+            costs.media_preprocess = anyio.current_time() - began
+            self._tell(wanted, items, costs)
+            yield items
         finally:
             self.account.release(needs)
             self._ring()
@@ -105,18 +119,34 @@ class MediaRoom:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _built(self, one: Wanted) -> Patches:
+    async def _built(self, one: Wanted, costs: Preparation) -> Patches:
         """Return the payload, built once; a builder that is cancelled leaves the work to the next."""
         entry = self.account.entry(one.key)
-        async with self._building.setdefault(one.key, anyio.Lock()):
+        lock = self._building.setdefault(one.key, anyio.Lock())
+        costs.singleflight_waits += lock.locked()
+        async with lock:
             if entry.value is None:
+                began = anyio.current_time()
                 entry.value = await self.run_blocking(
                     lambda: preprocess(one.part.kind, one.data, one.part.param, self.geometry, self.limits)
                 )
+                costs.media_preprocess_work += anyio.current_time() - began
+                costs.cache_misses += 1
+                costs.built_patch_bytes += one.size
         self._building.pop(one.key, None)
         if not isinstance(entry.value, Patches):
             raise Broken("a media entry holds something else")
         return entry.value
+
+    def _tell(self, wanted: list[Wanted], items: list[MediaItem], costs: Preparation) -> None:
+        """Fill in what is known once everything is there."""
+        costs.media_items = len(wanted)
+        costs.media_bytes = sum(len(one.data) for one in wanted)
+        costs.patch_bytes = sum(one.size for one in wanted)
+        costs.cache_hits = len(wanted) - costs.cache_misses
+        costs.reused_patch_bytes = costs.patch_bytes - costs.built_patch_bytes
+        costs.raw_patches = sum(math.prod(item.grid) for item in items)
+        costs.vision_tokens = costs.raw_patches // self.geometry.merge**2
 
     def _item(self, one: Wanted, built: Patches) -> MediaItem:
         if built.nbytes > one.size:

@@ -1,15 +1,21 @@
 """The members of request events in the JSONL log, built from engine summaries.
 
-Pure functions from values to JSON objects.  The one thing a reader would get wrong: durations are
-unrounded seconds, and a stage that never happened is 0.0, never null.
+Pure functions from values to JSON objects; ``docs/request-log.schema.json`` is their description.
+The one thing a reader would get wrong: durations are unrounded seconds, and a stage that never
+happened is 0.0, never null; null says that there is nothing to speak of.
 """
 
 from __future__ import annotations
 
-from ninfer.engine.job import Done, Sampling, Shifted, Summary
+import attrs
+
+from ninfer.engine.job import Done, Feed, Moved, Sampling, Shifted, Summary
+from ninfer.engine.stats import Phase
 from ninfer.output.deltas import ToolParse
 
 Members = dict[str, object]
+RESOURCES = ("state", "main_kv", "backend_kv")
+DIRECTIONS = ("d2h", "h2d", "d2d")
 
 
 def sampling(values: Sampling) -> Members:
@@ -36,7 +42,7 @@ def stages(s: Summary) -> dict[str, float]:
     }
 
 
-def result(end: Done, request: Members, tools: ToolParse) -> Members:
+def result(end: Done, budget: int | None, tools: ToolParse) -> Members:
     """What came out: counts, reuse, thinking, tool parsing, token ids."""
     s = end.summary
     return {
@@ -47,7 +53,7 @@ def result(end: Done, request: Members, tools: ToolParse) -> Members:
         "prefix_cache_hit_tokens": s.cached_tokens,
         "prefix_reuse_path": s.path,
         "prefix_miss_reason": s.miss_reason,
-        "thinking_budget": request.get("thinking_budget"),
+        "thinking_budget": budget,
         "model_thinking_tokens": s.model_thinking_tokens,
         "thinking_control_tokens": s.control_tokens,
         "thinking_control_applied": s.control_tokens > 0,
@@ -68,8 +74,8 @@ def tool_parse(tools: ToolParse) -> Members:
     }
 
 
-def speculative(s: Summary, backend: str | None = None, window: int = 0) -> Members:
-    """Speculative counters of one request."""
+def speculative(s: Summary, backend: str | None, window: int) -> Members:
+    """Speculative counters of one request; ``backend`` is None without speculation."""
     return {
         "backend": backend,
         "draft_window": window,
@@ -82,22 +88,27 @@ def speculative(s: Summary, backend: str | None = None, window: int = 0) -> Memb
 
 
 def generation(s: Summary, engine_request: int) -> Members:
-    """What scheduling did to the request."""
+    """What scheduling and admission did to the request."""
     return {
         "engine_request_id": engine_request,
         "scheduling": scheduling(s),
-        "admission": {"preferred_reused_tokens": s.cached_tokens},
+        "admission": {
+            "preferred_reused_tokens": s.preferred_tokens,
+            "source_wait_seconds": _between(s.admitted, s.bound),
+        },
     }
 
 
 def scheduling(s: Summary) -> Members:
-    """Pauses and recoveries."""
+    """Pauses and recoveries, and the bytes that were copied for this request."""
     return {
         "preemptions": s.preemptions,
         "snapshot_restores": s.snapshot_restores,
         "replay_restores": s.replay_restores,
         "replayed_tokens": s.replayed_tokens,
         "paused_ns": int(s.paused_seconds * 1e9),
+        "device_to_host_bytes": s.moved.total("d2h"),
+        "host_to_device_bytes": s.moved.total("h2d"),
     }
 
 
@@ -124,25 +135,61 @@ def shift(event: Shifted, request: Members, submitted: float) -> Members:
 
 
 def engine_timing(s: Summary) -> Members:
-    """Queue wait and unit counts of one request."""
-    queued = _between(s.submitted, s.admitted if s.admitted is not None else s.ended)
+    """Queue wait, and what the engine's task did while the request was resident."""
+    queued = _between(s.submitted, s.queued_until if s.queued_until is not None else s.ended)
+    return {"queue_wait_seconds": queued, **exposure(s)}
+
+
+def exposure(s: Summary) -> Members:
+    """Engine time that passed over a resident request; not to be summed over concurrent requests."""
+    spent = s.exposed
+    host = {phase.value: dict(spent.host).get(phase.value, 0.0) for phase in Phase}
     return {
-        "queue_wait_seconds": queued,
-        "decode": {"rounds": s.decode_rounds},
+        "host_exposed_seconds": {**host, "total": sum(host.values())},
+        "device_wait_exposed_seconds": spent.wait,
+        "decode": {
+            "host_exposed_seconds": spent.decode_host,
+            "device_wait_exposed_seconds": spent.decode_wait,
+            "rounds": s.decode_rounds,
+        },
         "units": {"prefill": s.prefill_units, "control": s.control_units},
     }
 
 
 def first_output(s: Summary) -> Members | None:
-    """What had happened when the first token was committed; None without output."""
-    if s.first_token is None:
+    """What had happened just before the first text was published; None when there was none."""
+    first = s.first_output
+    if first is None:
         return None
     return {
-        "elapsed_seconds": _between(s.submitted, s.first_token),
-        "initial_binding_seconds": _between(s.submitted, s.admitted),
-        "computed_prefill_tokens": s.computed_prefill_tokens,
-        "scheduling": scheduling(s),
+        "elapsed_seconds": _between(s.submitted, first.ended),
+        "initial_queue_seconds": _between(s.submitted, s.queued_until),
+        "initial_binding_seconds": _between(s.queued_until, s.bound),
+        "computed_prefill_tokens": first.computed_prefill_tokens,
+        "engine": exposure(first),
+        "prefill": _feed(first.prefill),
+        "replay": _feed(first.replay),
+        "scheduling": scheduling(first),
+        "context_transfers": transfers(first.moved),
     }
+
+
+def transfers(moved: Moved) -> Members:
+    """Copied bytes and the device's seconds by resource and direction."""
+    return {
+        resource: {
+            way: {
+                "bytes": moved.bytes.get((resource, way), 0),
+                "seconds": moved.seconds.get((resource, way), 0.0),
+            }
+            for way in DIRECTIONS
+        }
+        for resource in RESOURCES
+    }
+
+
+def _feed(feed: Feed) -> Members:
+    return {f"{name}_seconds": value for name, value in attrs.asdict(feed).items()}
 
 
 def _between(start: float | None, stop: float | None) -> float:

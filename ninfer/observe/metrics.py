@@ -95,6 +95,11 @@ class Metrics(Collector):
         """Take the present counter values as zero (called when warm-up is over)."""
         self.baseline = {(s.name, s.labels): s.value for s in self.published() if s.counter}
 
+    def totals(self) -> dict[str, float]:
+        """Return the present value of every sample without labels, by name."""
+        plain = (sample for sample in self.published() if not sample.labels)
+        return {s.name: s.value - self.baseline.get((s.name, s.labels), 0.0) for s in plain}
+
     def collect(self) -> Iterator[Metric]:
         """Yield every family; called by the exposition library."""
         yield from self._engine_families()

@@ -121,19 +121,31 @@ def _host_work(counters: Counters) -> Iterator[Sample]:
         )
 
 
-def stats_object(stats: Statistics, outcomes: Mapping[str, int]) -> dict[str, object]:
-    """Build the ``/stats`` answer; token counts are tokens, not chunks."""
-    counters = stats.counters
+def totals(stats: Statistics) -> dict[str, float]:
+    """Return the value of every gauge and counter that needs no labels, by name, since the engine began."""
+    counted = {name: getattr(stats.counters, attribute) for name, attribute, _ in _COUNTERS}
+    return {**counted, **{name: getattr(stats, attribute) for name, attribute, _ in _GAUGES}}
+
+
+def stats_object(totals: Mapping[str, float], outcomes: Mapping[str, int]) -> dict[str, object]:
+    """Build the ``/stats`` answer from what ``/metrics`` shows; token counts are tokens, not chunks."""
+    here = ("requests_running", "requests_waiting", "requests_paused")
+    running, waiting, paused = (int(totals[name]) for name in here)
     return {
-        "total_tasks": sum(outcomes.values()),
-        "total_tokens": counters.generation_tokens,
-        "active_tasks": stats.running,
-        "waiting_queue": stats.waiting,
-        "paused_tasks": stats.paused,
-        "average_decode_batch": _ratio(counters.decode_row_rounds, counters.decode_rounds),
-        "average_prompt_tokens": _ratio(counters.prompt_tokens, sum(outcomes.values())),
-        "cached_prompt_share": _ratio(counters.prompt_tokens_cached, counters.prompt_tokens),
+        "total_tasks": sum(outcomes.values()) + running + waiting + paused,
+        "total_tokens": int(totals["generation_tokens"]),
+        "active_tasks": running,
+        "waiting_queue": waiting,
+        "paused_tasks": paused,
+        "average_decode_batch": _ratio(totals["decode_row_rounds"], totals["decode_rounds"]),
+        "average_prompt_tokens": _ratio(totals["prompt_tokens"], _admissions(totals)),
+        "average_output_tokens": _ratio(totals["generation_tokens"], _admissions(totals)),
+        "cached_prompt_share": _ratio(totals["prompt_tokens_cached"], totals["prompt_tokens"]),
     }
+
+
+def _admissions(totals: Mapping[str, float]) -> float:
+    return totals["root_selections"] + totals["checkpoint_selections"]
 
 
 def _ratio(part: float, whole: float) -> float:

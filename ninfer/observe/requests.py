@@ -1,9 +1,10 @@
 """What is recorded of one request: pretty lines, JSONL events and metric counts.
 
-Owns the request numbering and the exactly-one-terminal rule: a prepared request gets one
-``request_done`` or ``request_error``; a refused one gets ``request_rejected`` and no start.
+Owns the request numbering and the exactly-one-terminal rule: a request that starts gets one
+``request_done`` or ``request_error``; one that does not gets one ``request_rejected`` and no start.
+Every one of them counts once in ``ninfer_requests_total``.
 
-The one thing a reader would get wrong: error messages may quote the client, so the pretty log prints
+The one thing a reader would get wrong: fault messages may quote the client, so the pretty log prints
 codes only; the JSONL record of a rejection carries the message because it is the operator's own file.
 """
 
@@ -15,16 +16,22 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from ninfer.engine.job import Done, Failed, Finish, Job, Shifted, Summary
-from ninfer.faults import Fault
-from ninfer.observe import members
+from ninfer.faults import Fault, Kind
+from ninfer.observe import lines, members
 from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.metrics import Metrics
-from ninfer.observe.records import Records, count, rate, seconds
+from ninfer.observe.records import Records
 from ninfer.output.deltas import ToolParse
 from ninfer.prompt.conversation import Conversation, MediaPart
-from ninfer.prompt.prepared import Prepared
+from ninfer.prompt.prepared import Preparation, Prepared
 
 Members = dict[str, object]
+_LEVELS = {
+    Kind.OVERLOADED: "warning",
+    Kind.QUEUE_TIMEOUT: "warning",
+    Kind.UNAVAILABLE: "warning",
+    Kind.INTERNAL: "error",
+}
 
 
 @attrs.frozen
@@ -43,20 +50,38 @@ class Shape:
     semantic_change: bool
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class Ledger:
-    """Hands out one ``RequestWatch`` for each request that enters preparation."""
+    """Hands out one ``RequestWatch`` for each request that asks for a generation.
+
+    ``status_of`` gives the HTTP status, type and code with which a protocol answers a fault;
+    ``speculation`` is the drafter's name (None: none) and its widest draft.
+    """
 
     records: Records
     log: RequestLog
     metrics: Metrics
     clock: Callable[[], float]
-    status_of: Callable[[str, Fault], tuple[int, str]]
+    status_of: Callable[[str, Fault], tuple[int, str, str | None]]
+    speculation: tuple[str | None, int] = (None, 0)
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+    _answering: set[str] = attrs.field(factory=set)  # HTTP requests whose generation is complete
 
     def watch(self, shape: Shape) -> RequestWatch:
         """Begin recording one request."""
         return RequestWatch(self, next(self._numbers), shape, self.clock())
+
+    def complete(self, http_request_id: str) -> None:
+        """Hear that a generation is complete and only its answer has still to reach the peer."""
+        self._answering.add(http_request_id)
+
+    def answered(self, http_request_id: str, whole: bool) -> None:
+        """Hear that an HTTP exchange is over, and whether its answer went out whole."""
+        if http_request_id in self._answering:
+            self._answering.remove(http_request_id)
+            if not whole:
+                self.metrics.response_failures += 1
+                self.records.info(f"{http_request_id} answer not delivered | its generation was complete")
 
 
 @attrs.define(eq=False)
@@ -68,50 +93,64 @@ class RequestWatch:
     shape: Shape
     arrived: float
     _request: Members = attrs.field(factory=dict)
+    _budget: int | None = None
     _prepare_seconds: float = 0.0
     _submitted: float = 0.0
+    _first_token: bool = False
 
-    def prepared(self, job: Job, prepared: Prepared) -> None:
+    # Before the start
+
+    def prepared(self, job: Job, prepared: Prepared, costs: Preparation) -> None:
         """Record that the request enters the engine."""
         self._submitted = self.ledger.clock()
         self._prepare_seconds = self._submitted - self.arrived
+        self._budget = job.thinking.budget if job.thinking else None
         self._request = self._members(job, prepared)
-        self.ledger.log.event(
-            "request_start",
-            {"request": self._request, "preparation_seconds": {"total": self._prepare_seconds}},
-        )
+        spent = {"total": self._prepare_seconds, **attrs.asdict(costs)}
+        self.ledger.log.event("request_start", {"request": self._request, "preparation_seconds": spent})
+        shape = self.shape
         self.ledger.records.info(
-            f"req#{self.number} started | {self.shape.protocol} | prompt {count(len(prepared.ids))}"
-            f" | {'stream' if self.shape.stream else 'aggregate'}"
+            lines.started(self.number, shape.protocol, len(prepared.ids), shape.stream)
         )
 
     def refused(self, fault: Fault) -> None:
-        """Record a refusal by preparation."""
-        status, kind = self.ledger.status_of(self.shape.protocol, fault)
+        """Record a refusal before the start."""
+        status, kind, code = self.ledger.status_of(self.shape.protocol, fault)
         error = {
             "status": status,
             "type": kind,
-            "code": fault.code,
+            "code": code,
             "param": fault.param,
             "message": fault.message,
         }
-        self.ledger.log.event(
-            "request_rejected",
-            {"phase": "prepare", "request": self._members(None, None), "error": error},
-        )
-        self.ledger.metrics.settle("rejected", self.ledger.clock() - self.arrived)
-        self.ledger.records.info(
-            f"req#{self.number} rejected during prepare | {self.shape.protocol} | {status} {fault.code}"
+        self._rejected(error, "failed" if fault.kind is Kind.INTERNAL else "rejected")
+        self.ledger.records.write(
+            _LEVELS.get(fault.kind, "info"),
+            f"req#{self.number} rejected during prepare | {self.shape.protocol} | {status} {code}",
         )
 
     def abandoned(self) -> None:
-        """Record that the client left during preparation."""
-        self.ledger.metrics.settle("cancelled", self.ledger.clock() - self.arrived)
+        """Record that the client left before the start; nobody heard a status."""
+        message = "the client left before the request was prepared"
+        code = "client_disconnected"
+        self._rejected(
+            {"status": None, "type": "cancelled", "code": code, "param": None, "message": message},
+            "cancelled",
+        )
         self.ledger.records.info(f"req#{self.number} cancelled during prepare | {self.shape.protocol}")
 
+    def _rejected(self, error: Members, outcome: str) -> None:
+        members = {"phase": "prepare", "request": self._members(None, None), "error": error}
+        self.ledger.log.event("request_rejected", members)
+        self.ledger.metrics.settle(outcome, self.ledger.clock() - self.arrived)
+
+    # From the start to the terminal
+
     def first_token(self, at: float) -> None:
-        """Count the time to the first committed token."""
-        self.ledger.metrics.first_token(at - self.arrived)
+        """Count the time to the first committed token, once."""
+        if not self._first_token:
+            self._first_token = True
+            self.ledger.metrics.first_token(at - self.arrived)
 
     def shifted(self, event: Shifted) -> None:
         """Record a step of a pause or a recovery."""
@@ -123,54 +162,42 @@ class RequestWatch:
 
     def settled(self, end: Done | Failed, tools: ToolParse) -> None:
         """Record the one terminal of a started generation."""
+        if end.summary.first_token is not None:
+            self.first_token(end.summary.first_token)  # its reader may have left before hearing of it
         if isinstance(end, Failed):
             self._failed(end)
         else:
             self._done(end, tools)
 
     def _failed(self, end: Failed) -> None:
-        self.ledger.log.event(
-            "request_error", {"request": self._request, "error": {"message": end.fault.message}}
-        )
+        error = {"message": end.fault.message}
+        self.ledger.log.event("request_error", {"request": self._request, "error": error})
         self._measure("failed", end.summary)
-        self.ledger.records.error(f"req#{self.number} failed | {self.shape.protocol} | {end.fault.code}")
+        self.ledger.records.write(
+            _LEVELS.get(end.fault.kind, "info"),
+            f"req#{self.number} failed | {self.shape.protocol} | {end.fault.code}",
+        )
 
     def _done(self, end: Done, tools: ToolParse) -> None:
         cancelled = end.finish is Finish.CANCELLED
+        if not cancelled:
+            self.ledger.complete(self.shape.http_request_id)
         self._measure("cancelled" if cancelled else "completed", end.summary)
         self.ledger.log.event("request_done", self._done_members(end, tools))
-        self.ledger.records.info(self._done_line(end, cancelled))
+        backend, _ = self.ledger.speculation
+        line = lines.done(self.number, self.shape.protocol, end, self._budget, backend)
+        self.ledger.records.info(line)
         if tools.fallback != "none":
             self.ledger.records.warning(
                 f"req#{self.number} tool markup returned as text | {tools.fallback}"
             )
 
     def _measure(self, outcome: str, summary: Summary) -> None:
-        started = summary.submitted or self.arrived
-        queued = (summary.admitted or summary.ended) - started
-        self.ledger.metrics.settle(outcome, summary.ended - self.arrived, max(0.0, queued))
+        until = summary.ended if summary.queued_until is None else summary.queued_until
+        queued = max(0.0, until - summary.submitted)
+        self.ledger.metrics.settle(outcome, summary.ended - self.arrived, queued)
 
-    def _done_line(self, end: Done, cancelled: bool) -> str:
-        s = end.summary
-        spans = members.stages(s)
-        share = 100 * s.cached_tokens / s.prompt_tokens if s.prompt_tokens else 0.0
-        parts = [
-            f"req#{self.number} {'cancelled during transport' if cancelled else 'done'}",
-            self.shape.protocol,
-            end.finish.value,
-            f"prompt {count(s.prompt_tokens)}",
-            f"output {count(len(s.output_tokens))}",
-            f"cache {count(s.cached_tokens)} ({share:.0f}%, {s.path})",
-            f"TTFT {seconds(spans['ttft'])}",
-            f"total {seconds(spans['total'])}",
-            f"prefill {rate(s.computed_prefill_tokens, spans['prefill'])}",
-            f"decode {rate(max(0, len(s.output_tokens) - 1), spans['decode'])}",
-        ]
-        if s.drafted:
-            parts.append(f"accepted {s.accepted}/{s.drafted} ({100 * s.accepted / s.drafted:.0f}%)")
-        if s.control_tokens:
-            parts.append(f"thinking {s.model_thinking_tokens} + control {s.control_tokens}")
-        return " | ".join(parts)
+    # Members
 
     def _members(self, job: Job | None, prepared: Prepared | None) -> Members:
         shape, options = self.shape, self.shape.conversation.options
@@ -190,7 +217,7 @@ class RequestWatch:
             "tool_choice": shape.tool_choice,
             "has_tool_history": any(m.calls or m.role == "tool" for m in messages),
             "enable_thinking": prepared.thinking if prepared else options.enable_thinking,
-            "thinking_budget": job.thinking.budget if job and job.thinking else None,
+            "thinking_budget": self._budget,
             "requested_reasoning_effort": options.reasoning_effort,
             "preserve_thinking": options.preserve_thinking,
             "preserve_thinking_semantic_change": shape.semantic_change,
@@ -202,9 +229,9 @@ class RequestWatch:
         spans = members.stages(s)
         return {
             "request": self._request,
-            "result": members.result(end, self._request, tools),
+            "result": members.result(end, self._budget, tools),
             "timings_seconds": {"prepare": self._prepare_seconds, "vision": s.vision_seconds, **spans},
-            "speculative": members.speculative(s),
+            "speculative": members.speculative(s, *self.ledger.speculation),
             "generation": members.generation(s, self.number),
             "engine_timing": members.engine_timing(s),
             "first_output_timing": members.first_output(s),

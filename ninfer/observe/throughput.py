@@ -1,10 +1,10 @@
-"""The fixed-interval throughput report: a persistent record and a JSONL event.
+"""The fixed-interval throughput report: when it is due, and its persistent record.
 
-Owns the difference between two snapshots.  Idle intervals are omitted; the shutdown tail is reported
-once with ``final_interval``.
+Owns the interval; what an interval was like is ``interval.Interval``.  Idle intervals are omitted; the
+tail at shutdown is reported once, with ``final_interval``.
 
 The one thing a reader would get wrong: an interval with no tokens is still reported when anything is
-resident, waiting or being restored.
+resident, waiting or being copied.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Callable
 import anyio
 import attrs
 
-from ninfer.engine.stats import Counters, Phase, Statistics
+from ninfer.engine.stats import Counters, Statistics
+from ninfer.observe.interval import STATES, Interval
 from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.records import Records, count, rate, seconds
-
-_STATES = ("running", "prefilling", "decode_ready", "waiting", "paused", "replaying", "materializing")
 
 
 @attrs.define(eq=False)
@@ -31,91 +30,43 @@ class Throughput:
     interval: float
     clock: Callable[[], float]
     _last: Counters = attrs.field(factory=Counters)
-    _since: float = 0.0
+    _since: float | None = None
+
+    def start(self) -> None:
+        """Begin the first interval."""
+        self._last, self._since = self.stats().counters, self.clock()
 
     async def run(self) -> None:
         """Report until cancelled."""
-        self._last, self._since = self.stats().counters, self.clock()
+        self.start()
         while self.interval > 0:
             await anyio.sleep(self.interval)
             self.report()
 
     def report(self, *, final: bool = False) -> None:
-        """Report the interval since the last call, unless it was idle."""
-        stats, now = self.stats(), self.clock()
-        elapsed, before = now - self._since, self._last
-        self._last, self._since = stats.counters, now
-        prefill = stats.counters.prefill_tokens - before.prefill_tokens
-        decode = stats.counters.decode_tokens - before.decode_tokens
-        if not (prefill or decode or any(getattr(stats, name) for name in _STATES)):
+        """Report the interval since the last call, unless it was idle or reports are off."""
+        if self._since is None or self.interval <= 0:
             return
-        self.log.event("throughput", _members(stats, before, elapsed, final))
-        self.records.info(_line(stats, before, elapsed, prefill, decode))
+        stats, now = self.stats(), self.clock()
+        part = Interval(stats, self._last, now - self._since)
+        self._last, self._since = stats.counters, now
+        if part.active:
+            self.log.event("throughput", {**part.members(), "final_interval": final})
+            self.records.info(_line(part))
 
 
-def _line(stats: Statistics, before: Counters, elapsed: float, prefill: int, decode: int) -> str:
+def _line(part: Interval) -> str:
     parts = ["throughput"]
+    prefill, decode = part.grown("prefill_tokens"), part.grown("decode_tokens")
     if prefill:
-        parts.append(f"prefill {count(prefill)} ({rate(prefill, elapsed)})")
+        parts.append(f"prefill {count(prefill)} ({rate(prefill, part.seconds)})")
     if decode:
-        parts.append(f"decode {count(decode)} ({rate(decode, elapsed)})")
-    states = [f"{name} {getattr(stats, name)}" for name in _STATES if getattr(stats, name)]
+        parts.append(f"decode {count(decode)} ({rate(decode, part.seconds)})")
+    states = [f"{name} {getattr(part.stats, name)}" for name in STATES if getattr(part.stats, name)]
     parts.append(", ".join(states) or "idle")
-    batch = _per(stats.counters, before, "decode_row_rounds", "decode_rounds")
-    if batch is not None:
-        parts.append(f"batch {batch:.2f}")
-    host = sum(_host(stats.counters, before).values())
-    share = 100 * host / elapsed if elapsed > 0 else 0.0
+    if (rounds := part.grown("decode_rounds")) > 0:
+        parts.append(f"batch {part.grown('decode_row_rounds') / rounds:.2f}")
+    host = sum(part.host.values())
+    share = 100 * host / part.seconds if part.seconds > 0 else 0.0
     parts.append(f"host {seconds(host)} ({share:.0f}%)")
     return " | ".join(parts)
-
-
-def _members(stats: Statistics, before: Counters, elapsed: float, final: bool) -> dict[str, object]:
-    now = stats.counters
-    host = _host(now, before)
-    prefill, decode = now.prefill_tokens - before.prefill_tokens, now.decode_tokens - before.decode_tokens
-    waited = now.device_wait - before.device_wait
-    rounds = now.decode_rounds - before.decode_rounds
-    return {
-        "interval_seconds": elapsed,
-        "final_interval": final,
-        "tokens": {"computed_prefill": prefill, "committed_decode": decode},
-        "rates": {
-            "prefill_tokens_per_second": prefill / elapsed if elapsed > 0 else 0.0,
-            "decode_tokens_per_second": decode / elapsed if elapsed > 0 else 0.0,
-        },
-        "scheduler": {name: getattr(stats, name) for name in _STATES},
-        "scheduling": {
-            name: getattr(now, name) - getattr(before, name)
-            for name in ("preemptions", "snapshot_restores", "replay_restores", "replayed_tokens")
-        },
-        "decode_batch": {
-            "rounds": rounds,
-            "average_size": _per(now, before, "decode_row_rounds", "decode_rounds"),
-        },
-        "host_work": {
-            "elapsed_seconds": {**host, "total": sum(host.values())},
-            "device_wait_seconds": waited,
-            "decode_host_microseconds_per_round": 1e6 * sum(host.values()) / rounds if rounds else None,
-            "decode_device_wait_microseconds_per_round": 1e6 * waited / rounds if rounds else None,
-        },
-        "context_cache": {
-            "selections": {
-                "root": now.root_selections - before.root_selections,
-                "checkpoint": now.checkpoint_selections - before.checkpoint_selections,
-            },
-            "occupancy": {
-                "device_kv_pages": stats.pages.total - stats.pages.free,
-                "device_state_slots": stats.slots.total - stats.slots.free,
-            },
-        },
-    }
-
-
-def _host(now: Counters, before: Counters) -> dict[str, float]:
-    return {p.value: now.host_work.get(p.value, 0.0) - before.host_work.get(p.value, 0.0) for p in Phase}
-
-
-def _per(now: Counters, before: Counters, part: str, whole: str) -> float | None:
-    wholes = getattr(now, whole) - getattr(before, whole)
-    return (getattr(now, part) - getattr(before, part)) / wholes if wholes else None

@@ -53,6 +53,30 @@ class MediaSpan:
         return self.runs[-1][0] + self.runs[-1][1]
 
 
+@attrs.define
+class Preparation:
+    """What preparing one prompt took, filled in by whoever does the work.  Seconds, counts, bytes.
+
+    ``media_preprocess`` is the wait for prepared media, ``media_preprocess_work`` the time of the workers
+    that built what was missing; ``tokenize`` covers rendering and tokenising.
+    """
+
+    acquisition: float = 0.0
+    media_preprocess: float = 0.0
+    media_preprocess_work: float = 0.0
+    tokenize: float = 0.0
+    media_items: int = 0
+    media_bytes: int = 0  # as acquired
+    raw_patches: int = 0
+    vision_tokens: int = 0
+    patch_bytes: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    singleflight_waits: int = 0
+    built_patch_bytes: int = 0
+    reused_patch_bytes: int = 0
+
+
 @attrs.frozen
 class Prepared:
     """A tokenised prompt, ready for admission."""

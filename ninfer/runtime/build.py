@@ -8,13 +8,14 @@ on the device's own thread, before the device is handed out.  The one thing a re
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import attrs
 
-from ninfer.engine.device import Device, Geometry
+from ninfer.engine.device import Geometry
 from ninfer.faults import StartupError
 from ninfer.model.config import TextConfig, read_vision_config
 from ninfer.model.registry import architecture_of
@@ -26,6 +27,7 @@ from ninfer.ops.numpy_weights import NumpyLoader
 from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.runtime.device import Program, ThreadDevice
 from ninfer.runtime.eyes import Eyes
+from ninfer.runtime.inventory import Inventory, bytes_of
 from ninfer.runtime.kvformat import KV_FORMATS
 from ninfer.runtime.lanes import Lane
 from ninfer.runtime.program import NumpyProgram
@@ -71,7 +73,7 @@ async def build_device(
     options: EngineOptions,
     backend: str = "auto",
     progress: Callable[[str], None] = lambda text: None,
-) -> AsyncIterator[Device]:
+) -> AsyncIterator[ThreadDevice]:
     """Load a model on its own thread and hand out the device.
 
     ``backend`` is auto, numpy or cuda.  Raises ``StartupError``.
@@ -98,10 +100,13 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
     config = architecture.read(text)
     loader = NumpyLoader(model)
     progress("loading weights")
+    began = time.perf_counter()
     decoder = architecture.load(loader, config)
     if options.proposal_head:
         decoder = attrs.evolve(decoder, proposal=_proposal(loader))
     drafter = _drafter(model, options, lambda name: DRAFTERS[name](loader, decoder))
+    eyes = _eyes(model, loader, config) if options.vision else None
+    loaded = time.perf_counter()
     layers = config.layer_kinds.count("full_attention") + (drafter is not None)
     pages = page_count(options)
     kv = new_pages(config, layers, kv_format(options), pages, options.page_tokens)
@@ -117,7 +122,13 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
         pages=kv,
         lanes=tuple(Lane(vocab) for _ in range(options.max_concurrency)),
         drafter=drafter,
-        eyes=_eyes(model, loader, config) if options.vision else None,
+        eyes=eyes,
+        inventory=Inventory(
+            "numpy",
+            weights=bytes_of((decoder, drafter, eyes)),
+            sequence=images.block.nbytes + kv.codes.nbytes + kv.values.nbytes,
+            load_seconds=loaded - began,
+        ),
     )
 
 

@@ -46,6 +46,7 @@ from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Transfers
+from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.steps import int32, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
@@ -96,6 +97,7 @@ class CudaProgram:
     results: DeviceArray
     drafter: Drafter | None = None
     capture: Callable[[Callable[[], object]], Replay] | None = None
+    inventory: Inventory = attrs.field(factory=Inventory)
     edges: Ints = attrs.field(init=False)
     _open: dict[int, Verification] = attrs.field(factory=dict)
     _host: dict[int, Saved] = attrs.field(factory=dict)

@@ -1,6 +1,7 @@
 """The device's thread: units in, results out, in order, without ever blocking the event loop.
 
-One thread builds the program, runs every unit and ends with the device; nothing else touches it.
+One thread builds the program, runs every unit and ends with the device; nothing else touches it.  A
+program that can is given the next unit before the last one has ended, so a card never waits for the host.
 The first fault wins: the unit that hit it and every later one fail with ``DeviceFailed``.
 
 The one thing a reader would get wrong: a unit that was submitted runs, even when nobody waits for it
@@ -11,16 +12,21 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import anyio
 import attrs
 import outcome
 
 from ninfer.engine.device import DeviceFailed, Geometry, Result, Unit
+from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.wake import Waker, waker
+
+Finish = Callable[[], Result]
+AHEAD = 2  # units under way at once
 
 
 class Program(Protocol):
@@ -30,8 +36,20 @@ class Program(Protocol):
     def geometry(self) -> Geometry:
         """What is on offer."""
 
+    @property
+    def inventory(self) -> Inventory:
+        """What it holds."""
+
     def run(self, unit: Unit) -> Result:
         """Run one unit to its end."""
+
+
+@runtime_checkable
+class AheadProgram(Program, Protocol):
+    """A program that can take the next unit before the last one has ended."""
+
+    def start(self, unit: Unit) -> Finish:
+        """Submit one unit; what is returned waits for its result."""
 
 
 @attrs.define(eq=False)
@@ -98,6 +116,12 @@ class ThreadDevice:
         assert self._program is not None
         return self._program.geometry
 
+    @property
+    def inventory(self) -> Inventory:
+        """What the device holds, and where it runs."""
+        assert self._program is not None
+        return self._program.inventory
+
     def submit(self, unit: Unit) -> Pending:
         """Queue a unit; never blocks."""
         pending = Pending(unit, waker())
@@ -113,14 +137,40 @@ class ThreadDevice:
         else:
             self._failure = built.error
         ready()
-        while (pending := self._units.get()) is not None:
-            pending.settle(self._run(pending.unit))
+        self._serve()
         ended()
 
-    def _run(self, unit: Unit) -> Result | BaseException:
+    def _serve(self) -> None:
+        """Take units until told to end; wait for the oldest when there is nothing to submit."""
+        under_way: deque[tuple[Pending, Finish]] = deque()
+        while True:
+            if under_way and (len(under_way) == AHEAD or self._units.empty()):
+                pending, finish = under_way.popleft()
+                pending.settle(self._attempt(finish))
+                continue
+            taken = self._units.get()
+            if taken is None:
+                break
+            under_way.append((taken, self._start(taken.unit)))
+        for pending, finish in under_way:
+            pending.settle(self._attempt(finish))
+
+    def _start(self, unit: Unit) -> Finish:
+        program = self._program
+        if self._failure is None and isinstance(program, AheadProgram):
+            started = outcome.capture(program.start, unit)
+            if isinstance(started, outcome.Value):
+                return started.value
+            self._failure = started.error
+        return lambda: self._run(unit)
+
+    def _run(self, unit: Unit) -> Result:
+        assert self._program is not None
+        return self._program.run(unit)
+
+    def _attempt(self, finish: Finish) -> Result | BaseException:
         if self._failure is None:
-            assert self._program is not None
-            done = outcome.capture(self._program.run, unit)
+            done = outcome.capture(finish)
             if isinstance(done, outcome.Value):
                 return done.value
             self._failure = done.error

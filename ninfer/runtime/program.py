@@ -38,6 +38,7 @@ from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.eyes import Eyes
+from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
 from ninfer.runtime.state import Image, KVPages, StateImages
 from ninfer.runtime.steps import int32, placeholders, prefill_step, rows_step, shifted
@@ -58,6 +59,7 @@ class NumpyProgram:
     lanes: tuple[Lane, ...]
     drafter: Drafter | None = None
     eyes: Eyes | None = None
+    inventory: Inventory = attrs.field(factory=Inventory)
     clock: Callable[[], float] = time.perf_counter
     _host: dict[int, Saved] = attrs.field(factory=dict)
 

@@ -13,7 +13,7 @@ from ninfer.engine.host import HostStatistics
 from ninfer.engine.pages import PoolStatistics
 from ninfer.engine.stats import Counters, Statistics
 from ninfer.observe.metrics import BUCKETS, Histogram, Metrics, exposition
-from ninfer.observe.published import Identity, samples, stats_object
+from ninfer.observe.published import Identity, samples, stats_object, totals
 
 IDENTITY = Identity('a "model"\\ of\nmine', 1.5, 2, 4096)
 
@@ -98,8 +98,19 @@ def test_failures_have_counts_but_no_duration() -> None:
 
 
 def test_stats_count_tokens_and_never_divide_by_zero() -> None:
-    assert stats_object(snapshot(), {})["average_decode_batch"] == 0.0
+    assert stats_object(totals(attrs.evolve(snapshot(), running=0)), {})["average_decode_batch"] == 0.0
     shown = stats_object(
-        snapshot(generation_tokens=5, decode_row_rounds=6, decode_rounds=3), {"completed": 2}
+        totals(snapshot(generation_tokens=5, decode_row_rounds=6, decode_rounds=3)), {"completed": 2}
     )
-    assert (shown["total_tasks"], shown["total_tokens"], shown["average_decode_batch"]) == (2, 5, 2.0)
+    # two are done, two are running, one waits
+    assert (shown["total_tasks"], shown["total_tokens"], shown["average_decode_batch"]) == (5, 5, 2.0)
+    assert (shown["active_tasks"], shown["waiting_queue"]) == (2, 1)
+
+
+def test_stats_and_metrics_agree_after_warm_up() -> None:
+    current = [snapshot(generation_tokens=4)]
+    metrics = Metrics(lambda: samples(current[0], IDENTITY, True))
+    metrics.start_counting()
+    current[0] = snapshot(generation_tokens=9)
+    assert stats_object(metrics.totals(), {})["total_tokens"] == 5
+    assert page(metrics)["ninfer_generation_tokens_total"][()] == 5

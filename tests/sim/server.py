@@ -27,7 +27,7 @@ from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.records import Records
 from ninfer.settings import EngineOptions, GenerationDefaults
 from ninfer.startup import ServeOptions
-from tests.http.kit import Client
+from tests.http.kit import Client, head
 from tests.http.memory import pair
 from tests.sim.fake_device import FakeDevice, Lane, small
 
@@ -94,6 +94,20 @@ class Doors:
 
 
 @attrs.define(eq=False)
+class Journal:
+    """A request log in memory; ``fault`` makes every line fail."""
+
+    lines: list[bytes] = attrs.field(factory=list)
+    fault: OSError | None = None
+
+    def append(self, line: bytes) -> None:
+        """Keep one line."""
+        if self.fault is not None:
+            raise self.fault
+        self.lines.append(line)
+
+
+@attrs.define(eq=False)
 class World:
     """A running server and what it has written."""
 
@@ -101,16 +115,26 @@ class World:
     device: Any
     doors: Doors
     stderr: io.StringIO
-    journal: io.StringIO
+    journal: Journal
 
     def connect(self, room: int = 65_536) -> Client:
         """Open a connection to it."""
         return self.doors.connect(room)
 
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """Every request-log event."""
+        return [json.loads(line) for line in self.journal.lines]
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Request-log events of one name."""
-        found = [json.loads(line) for line in self.journal.getvalue().splitlines()]
-        return [event for event in found if event["event"] == name]
+        return [event for event in self.log if event["event"] == name]
+
+    async def scrape(self) -> dict[str, float]:
+        """Everything on ``/metrics``, by sample name with labels."""
+        page = (await self.connect().ask(head(target="/metrics"))).body.decode()
+        rows = (line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in rows}
 
     def idle(self) -> bool:
         """Whether nothing is held: no seat, lane, page or exchange."""
@@ -145,15 +169,16 @@ async def serving(
     """Run a server to the end of the block; afterwards everything must have come back."""
     device = device or FakeDevice(geometry(), voice=Says("hello there"))
     options = options or ServeOptions(ARTIFACT, engine=EngineOptions(max_context=1024))
-    stderr, journal = io.StringIO(), io.StringIO()
+    stderr, journal = io.StringIO(), Journal()
+    records = Records(stderr, options.log_level, lambda: 0.0)
     numbers = itertools.count(1)
     app = assemble(
         options,
         Model("tiny", "Qwen3_5ForCausalLM"),
         bundled_front(),
         device,
-        Records(stderr, options.log_level, lambda: 0.0),
-        RequestLog(journal, "serve-1-1", lambda: 0.0, lambda text: None),
+        records,
+        RequestLog(journal, "serve-1-1", lambda: 0.0, records.warning),
         Ports(inline, lambda: next(numbers), anyio.current_time),
     )
     doors = Doors()
@@ -161,6 +186,7 @@ async def serving(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(app.engine.run)
         tasks.start_soon(app.server.run, [doors])
+        tasks.start_soon(app.throughput.run)
         yield world
         tasks.cancel_scope.cancel()
     assert not app.server.house.exchanges
