@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from ninfer.engine.device import Decode, DeviceFailed, Prefill
-from ninfer.engine.job import Failed, Finish
+from ninfer.engine.job import Done, Failed, Finish
 from ninfer.engine.loop import Engine
 from ninfer.faults import Kind, Refused
 from ninfer.prompt.prepared import MediaSpan, Prepared
@@ -286,3 +286,39 @@ async def test_draining_refuses_newcomers_and_waits_for_seats(autojump_clock):
         assert engine.stats().seats_taken == 0
         with pytest.raises(Refused), engine.seat():
             pass
+
+
+async def test_who_has_a_seat_may_still_submit_while_the_engine_drains(autojump_clock):
+    async with running() as engine, anyio.create_task_group() as tasks:
+        with engine.seat():
+            tasks.start_soon(engine.drain)
+            await trio.sleep(0.01)
+            heard = await hear(engine, job(5, 10))
+    assert heard.finish is Finish.OUTPUT_LIMIT
+
+
+async def test_a_keeper_of_books_that_breaks_silences_no_other_request(autojump_clock):
+    def broken(end):
+        raise ZeroDivisionError
+
+    engine = Engine(FakeDevice(), EngineOptions())
+    streams = [engine.submit(job(5, 50, on_end=broken)) for _ in range(2)]
+    await engine.run()
+    assert isinstance(engine.failure, ZeroDivisionError)
+    for stream in streams:
+        with stream:
+            assert isinstance([event async for event in stream][-1], Done | Failed)
+
+
+@pytest.mark.parametrize(("company", "sizes"), [(False, [64, 64, 22]), (True, [16] * 9 + [6])])
+async def test_chunks_are_short_only_while_others_decode(autojump_clock, company, sizes):
+    device = FakeDevice(small(prefill_chunk=64))
+    options = EngineOptions(max_pending=64, prefill_chunk=16)
+    async with running(device, options) as engine:
+        other = engine.submit(job(5, 200)) if company else None
+        await trio.sleep(0.1)
+        begun = len(device.log)
+        await hear(engine, job(150, 2))
+        if other is not None:
+            other.close()
+    assert [len(unit.ids) for unit in device.log[begun:] if isinstance(unit, Prefill)] == sizes
