@@ -1,0 +1,3 @@
+"""The sampling suite on the emulator."""
+
+from tests.suites.sampling import *  # noqa: F403
