@@ -1,19 +1,27 @@
 """Measure what a scheduling decision costs with 8 residents and 10,000 retained frontiers.
 
 Prints microseconds: a decode cycle (plan and settle), a cycle in which the cache must give up pages,
-and an admission of an 8,192-token prompt that shares its first half with retained histories.
+an admission of an 8,192-token prompt that shares its first tokens with retained histories, and a whole
+round of the engine's loop (plan, submit, read, commit, publish, eight readers) on a device that costs
+nothing.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable
 
-from ninfer.engine.device import Decode, Geometry, Result, RowResult
+import anyio
+import anyio.lowlevel
+import attrs
+
+from ninfer.engine.device import Decode, Geometry, Prefill, Result, RowResult, Unit
 from ninfer.engine.identity import Identity
 from ninfer.engine.job import Job, Sampling, Verdict
+from ninfer.engine.loop import Engine
 from ninfer.engine.memory import Memory
 from ninfer.engine.prefix import Kind
 from ninfer.engine.scheduler import Scheduler
@@ -119,6 +127,53 @@ def admission(scheduler: Scheduler) -> str:
     return timed(2_000, search)
 
 
+@attrs.frozen
+class Instant:
+    """A unit that is done."""
+
+    outcome: Result
+
+    async def result(self) -> Result:
+        """Let others run, then answer."""
+        await anyio.lowlevel.checkpoint()
+        return self.outcome
+
+
+class Idle:
+    """A device whose units cost nothing."""
+
+    geometry = attrs.evolve(GEOMETRY, host_bytes=0)
+
+    def submit(self, unit: Unit) -> Instant:
+        """Answer with a token for each row that wants one."""
+        sampled = isinstance(unit, Prefill) and unit.sample
+        rows = len(unit.rows) if isinstance(unit, Decode) else int(sampled)
+        return Instant(Result((RowResult((5,)),) * rows))
+
+
+async def rounds(lanes: int, tokens: int) -> None:
+    """Time rounds of the whole loop."""
+    engine, numbers = Engine(Idle(), EngineOptions()), itertools.count(1)
+    ids = [(next(numbers),) * 500 for _ in range(lanes)]
+
+    async def read(prompt: tuple[int, ...]) -> None:
+        job = Job("r", Prepared(prompt, False), Sampling(), tokens, Silent(), float("inf"))
+        with engine.submit(job) as events:
+            async for _ in events:
+                pass
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        begun = time.perf_counter()
+        async with anyio.create_task_group() as readers:
+            for prompt in ids:
+                readers.start_soon(read, prompt)
+        spent = time.perf_counter() - begun
+        tasks.cancel_scope.cancel()
+    done = engine.stats().counters.decode_rounds
+    print(f"whole loop, {lanes} lanes          mean {1e6 * spent / done:9.1f} us a round")
+
+
 def main() -> None:
     """Print the figures."""
     scheduler = Scheduler(Memory.of(GEOMETRY, EngineOptions()), EngineOptions(), 1_024)
@@ -130,6 +185,8 @@ def main() -> None:
     print("search of an 8,192-token prompt", admission(scheduler))
     scheduler.memory.space.pages.take(scheduler.memory.space.pages.free)
     print("decode cycle, cache gives pages", timed(3_000, lambda: cycle(scheduler)))
+    for lanes in (1, 8):
+        anyio.run(rounds, lanes, 3_000, backend="trio")
 
 
 if __name__ == "__main__":
