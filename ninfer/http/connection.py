@@ -2,10 +2,11 @@
 
 Owns the order of things: read, admit, answer, go on or close.  Promises that whatever a peer sends,
 it gets an answer or a close, that a peer which leaves cancels the handler at work for it at once,
-and that no exception but cancellation ever comes out.
+and that no exception but cancellation ever comes out: a fault of ours costs one answer, a fault in
+telling so costs one connection.
 
 The one thing a reader would get wrong: while a handler runs, somebody must still read the socket,
-or nobody would see the peer leave.  ``_watch`` does; what it reads belongs to the next request, and
+or nobody would see the peer leave.  ``watch`` does; what it reads belongs to the next request, and
 it stops at one head's worth, so a pipelining peer is held back by its own socket.
 """
 
@@ -59,8 +60,10 @@ class Connection:
         try:
             while await self._serve_next():
                 pass
-        except (PeerGone, *_GONE):
+        except PeerGone:
             self.house.departed += 1
+        except Exception as exc:  # noqa: BLE001
+            self.report("", exc)  # one connection must not take the others with it
         finally:
             self.pool.open -= 1
             await self.stream.aclose()
@@ -76,6 +79,11 @@ class Connection:
         is_last = self.served + 1 >= self.site.limits.requests_per_connection
         return is_last or self.scarce or self.house.draining
 
+    def report(self, request_id: str, exc: Exception) -> None:
+        """Account for a fault of ours."""
+        self.house.crashed += 1
+        self.site.on_crash(request_id, exc)
+
     async def watch(self, answer: Answer) -> None:
         """Read while the handler runs, so that the peer's leaving is seen."""
         try:
@@ -89,7 +97,7 @@ class Connection:
         if not self.pending and not await self._first_bytes():
             return False
         with self.house.exchange() as holding:
-            visit = _Visit(self, Wire(self.site.limits), holding)
+            visit = _Visit(self, Wire(self.site.limits), holding, self.site.new_id())
             answer = await visit.run()
         self.served += 1
         self.house.departed += answer.peer_left and not answer.finished
@@ -118,17 +126,32 @@ class _Visit:
     at: Connection
     wire: Wire
     holding: Holding
-    id: str = attrs.field(init=False)
+    id: str
+    path: str = ""
+    handled: bool = False  # a handler was called
+    answer: Answer = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.id = self.at.site.new_id()
+        self._open_answer(lambda: True)  # until the request is read, only to say that it never was
 
     async def run(self) -> Answer:
+        """Serve the request; whatever our faults, the peer is told while it still can be."""
+        try:
+            await self._serve()
+        except Exception as exc:  # noqa: BLE001
+            await self._account_for(_bare(exc))
+        finally:
+            if self.handled:
+                self.at.site.on_answered(self.id, self.answer.finished)
+        return self.answer
+
+    async def _serve(self) -> None:
         try:
             request, admitted = await self._receive()
         except Turned as turned:
-            return await self._turn_away(turned)
-        return await self._handle(request, admitted)
+            await self._turn_away(turned)
+        else:
+            await self._handle(request, admitted)
 
     async def _receive(self) -> tuple[Request, Admitted]:
         intake = Intake(self.at.stream, self.wire, self.at.site.patience)
@@ -142,12 +165,11 @@ class _Visit:
         self.at.pending = self.wire.leftover
         return _request(head, target, body, self.id, admitted), admitted
 
-    async def _turn_away(self, turned: Turned) -> Answer:
-        path = self.wire.target.partition("?")[0]
+    async def _turn_away(self, turned: Turned) -> None:
+        self.path = self.wire.target.partition("?")[0]
         absorbed = self._absorb()
-        answer = self._answer(path, lambda: not absorbed or self.at.on_last)
-        await self._refuse(answer, path, turned.status, turned.fault, turned.fields)
-        return answer
+        self._open_answer(lambda: not absorbed or self.at.on_last)
+        await self._refuse(turned.status, turned.fault, turned.fields)
 
     def _absorb(self) -> bool:
         """Pass over body bytes that are here already; True if the request is whole with them."""
@@ -159,60 +181,41 @@ class _Visit:
         self.at.pending = self.wire.leftover
         return self.wire.phase is Phase.WHOLE
 
-    async def _handle(self, request: Request, admitted: Admitted) -> Answer:
-        answer = self._answer(request.path, lambda: self.at.on_last)
+    async def _handle(self, request: Request, admitted: Admitted) -> None:
+        self.path = request.path
+        answer = self._open_answer(lambda: self.at.on_last)
         self.at.house.requests += 1
-        try:
-            async with anyio.create_task_group() as tasks:
-                answer.tasks = tasks
-                tasks.start_soon(self.at.watch, answer)
-                with answer.scope:
-                    await self._attempt(request, admitted, answer)
-                tasks.cancel_scope.cancel()
-        finally:
-            self.at.site.on_answered(self.id, answer.finished)
-        return answer
+        self.handled = True
+        async with anyio.create_task_group() as tasks:
+            answer.tasks = tasks
+            tasks.start_soon(self.at.watch, answer)
+            with answer.scope:
+                await admitted.handler(request, answer)
+            tasks.cancel_scope.cancel()
+        if not (answer.finished or answer.peer_left):
+            raise Broken("the handler returned without an answer")
 
-    async def _attempt(self, request: Request, admitted: Admitted, answer: Answer) -> None:
-        try:
-            await self._supervise(request, admitted, answer)
-        except PeerGone:
-            answer.peer_left = True
-
-    async def _supervise(self, request: Request, admitted: Admitted, answer: Answer) -> None:
-        """Run the handler; the one place that stands between its faults and the peer."""
-        try:
-            await admitted.handler(request, answer)
-            if not answer.finished:
-                raise Broken("the handler returned without an answer")
-        except Exception as exc:  # noqa: BLE001
-            await self._account_for(_bare(exc), request, answer)
-
-    async def _account_for(self, exc: Exception, request: Request, answer: Answer) -> None:
-        """Tell the peer what became of its request, if it can still be told, and us if it was our fault."""
+    async def _account_for(self, exc: Exception) -> None:
+        """Tell the peer what became of its request, if it can be told, and us if it was our fault."""
         if isinstance(exc, PeerGone):
-            raise exc
-        refused = exc.fault if isinstance(exc, Refused) and not answer.started else None
+            self.answer.peer_left = True
+            return
+        refused = exc.fault if isinstance(exc, Refused) and not self.answer.started else None
         if refused is None:
-            self._report(exc)
-        if not answer.started:
+            self.at.report(self.id, exc)
+        if not self.answer.started:
             fault = refused or _CRASHED
-            await self._refuse(answer, request.path, STATUS[fault.kind], fault)
+            await self._refuse(STATUS[fault.kind], fault)
 
-    def _report(self, exc: Exception) -> None:
-        self.at.house.crashed += 1
-        self.at.site.on_crash(self.id, exc)
+    async def _refuse(self, status: int, fault: Fault, fields: Fields = ()) -> None:
+        body = self.at.site.render_fault(self.path, status, fault, self.id)
+        await self.answer.reply(Reply(status, body, headers=fields))
 
-    async def _refuse(
-        self, answer: Answer, path: str, status: int, fault: Fault, fields: Fields = ()
-    ) -> None:
-        body = self.at.site.render_fault(path, status, fault, self.id)
-        await answer.reply(Reply(status, body, headers=fields))
-
-    def _answer(self, path: str, closes: Callable[[], bool]) -> Answer:
+    def _open_answer(self, closes: Callable[[], bool]) -> Answer:
         site = self.at.site
-        fields = site.fields(path, self.id)
-        return Answer(self.wire, self.at.outlet, site.patience, fields, closes)
+        fields = site.fields(self.path, self.id)
+        self.answer = Answer(self.wire, self.at.outlet, site.patience, fields, closes)
+        return self.answer
 
 
 def _bare(exc: Exception) -> Exception:

@@ -16,6 +16,7 @@ import anyio
 import attrs
 from anyio.abc import ByteReceiveStream
 
+from ninfer.http.exchange import PeerGone
 from ninfer.http.head import Head
 from ninfer.http.house import Holding
 from ninfer.http.refusals import too_slow
@@ -27,7 +28,7 @@ READ_BYTES = 65_536
 
 @attrs.define(eq=False)
 class Intake:
-    """Feeds one wire from a stream."""
+    """Feeds one wire from a stream; a reset of the stream is ``PeerGone``."""
 
     stream: ByteReceiveStream
     wire: Wire
@@ -65,5 +66,7 @@ class Intake:
             raise too_slow(complaint) from None
         except anyio.EndOfStream:
             self.wire.feed_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise PeerGone from None
         else:
             self.wire.feed(data)

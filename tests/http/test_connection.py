@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -11,6 +12,7 @@ from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.http.connection import Connection
 from ninfer.http.exchange import Exchange, Reply, Request, Route
 from ninfer.http.house import House
+from ninfer.http.wire import Wire
 from ninfer.settings import WireLimits
 from tests.http.kit import Answer, Client, Crashes, connected, head, make_site, post
 from tests.http.memory import pair
@@ -348,12 +350,16 @@ async def test_a_short_question_is_answered_after_a_half_close(autojump_clock: C
         assert await client.is_closed()
 
 
+@pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("raw", [b"", b"GET / HT", head("POST", "/echo", "Content-Length: 5") + b"x"])
-async def test_a_peer_that_leaves_in_its_own_sentence_is_let_go(autojump_clock: Clock, raw: bytes) -> None:
+async def test_a_peer_that_leaves_in_its_own_sentence_is_let_go(
+    autojump_clock: Clock, raw: bytes, reset: bool
+) -> None:
     house, crashes = House(), Crashes()
     async with connected(make_site(on_crash=crashes), house) as client:
         await client.end.send(raw)
-        await client.end.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        client.end.lose() if reset else await client.end.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert (house.connections, trio.current_time()) == (0, 0)
         assert not crashes.heard
@@ -429,6 +435,58 @@ async def test_a_fault_out_of_task_groups_is_the_same_fault(
     async with connected(make_site([Route("GET", "/", grouped)], on_crash=crashes)) as client:
         assert (await client.ask(head("GET", "/"))).status == status
         assert [exc for _, exc in crashes.heard] == ([inner] if status == 500 else [])
+
+
+async def test_a_fault_in_our_own_reading_is_told_too(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(wire: Wire) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Wire, "next_event", broken)
+    crashes = Crashes()
+    async with connected(make_site(on_crash=crashes)) as client:
+        assert (await client.ask(head())).status == 500
+        assert await client.is_closed() and len(crashes.heard) == 1
+
+
+@pytest.mark.parametrize("raw", [head("GET", "/nope"), post("/crash"), b"junk\r\n\r\n"])
+async def test_a_fault_in_telling_costs_one_connection(autojump_clock: Clock, raw: bytes) -> None:
+    def broken(*fault: object) -> bytes:
+        raise KeyError("planted")
+
+    crashes = Crashes()
+    site = attrs.evolve(make_site(on_crash=crashes), render_fault=broken)
+    house = House()
+    async with connected(site, house) as other, connected(site, house) as client:
+        await client.end.send(raw)
+        assert await client.is_closed() and crashes.heard
+        assert (await other.ask(head())).status == 200
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (head(), [("req_1", True)]),
+        (post("/stream"), [("req_1", True)]),
+        (post("/refuse?plain"), [("req_1", True)]),
+        (post("/crash"), [("req_1", True)]),
+        (post("/crash?late"), [("req_1", False)]),
+        (post("/wait"), [("req_1", False)]),
+        (head("GET", "/nope"), []),
+    ],
+)
+async def test_every_handled_request_is_told_of_once(
+    autojump_clock: Clock, raw: bytes, told: list[tuple[str, bool]]
+) -> None:
+    heard: list[tuple[str, bool]] = []
+    site = attrs.evolve(
+        make_site(), on_answered=lambda request_id, whole: heard.append((request_id, whole))
+    )
+    async with connected(site) as client:
+        await client.end.send(raw)
+        await trio.sleep(1)
+    assert heard == told
 
 
 async def test_answering_twice_is_a_crash(autojump_clock: Clock) -> None:
