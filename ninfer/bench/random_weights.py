@@ -17,7 +17,8 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
 from ninfer.ops.stored import StoredMatrix, stored_matrix
 
-ANY_BITS, E4M3_CODES, F16_SCALES, E4M3_SCALES, BF16_SCALES, BF16_VALUES, F32_VALUES, ONE_F32 = range(8)
+ANY_BITS, ODD_BYTES, E4M3_CODES, F16_SCALES, E4M3_SCALES = range(5)
+BF16_SCALES, BF16_VALUES, F32_VALUES, ONE_F32 = range(5, 9)
 _GRID = 2048
 
 
@@ -49,8 +50,9 @@ class RandomWeights:
             return stored_matrix(self.values((rows, columns), "bf16", 0.02), form, (rows, columns))
         place = layouts.planes(form, (rows, columns))
         made = self.take((place.total,), "u8")
+        size_of = 64.0 if form == NVFP4 else 2.0 ** -(GROUPED[form].bits + 3) if form in GROUPED else 0.0
         for offset, size, kind in zip(place.offsets, place.sizes, _fillings(form, place), strict=True):
-            self._fill(made.ptr + offset, size, kind, 64.0)
+            self._fill(made.ptr + offset, size, kind, size_of)
         return stored_matrix(made, form, (rows, columns))
 
     def nbytes(self, form: str, shape: tuple[int, ...]) -> int:
@@ -65,5 +67,6 @@ def _fillings(form: str, place: layouts.Planes) -> tuple[int, ...]:
         return ANY_BITS, E4M3_SCALES, ONE_F32
     if form == FP8_ROW:
         return E4M3_CODES, BF16_SCALES
-    assert form in GROUPED
+    if form == "q8_g32_fp16":
+        return ODD_BYTES, F16_SCALES
     return (*[ANY_BITS] * (len(place.offsets) - 1), F16_SCALES)

@@ -5,4 +5,4 @@ time it loads the standard library only, so that ``ninfer --help`` stays instant
 imported inside ``run``.
 """
 
-NAMES: tuple[str, ...] = ("serve", "run", "inspect", "convert", "bench")
+NAMES: tuple[str, ...] = ("serve", "run", "inspect", "convert", "bench", "kernels")

@@ -7,7 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-HELP = "Measure prefill and decode rates of a model on this machine."
+from ninfer.commands import bench_gpu
+
+HELP = "Measure prefill and decode rates on this machine."
 BUNDLED = Path("fixtures/tiny-qwen3_5.ninfer")
 
 
@@ -24,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
     add("--draft-tokens", type=int, default=0, metavar="N", help="MTP drafts a round (default 0: none)")
     add("--json", action="store_true", help="print one JSON object")
+    bench_gpu.configure(kinds)
 
 
 def _positive(text: str) -> int:
@@ -35,6 +38,8 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Load, measure, print."""
+    if args.kind == "gpu":
+        return bench_gpu.run(args)
     from ninfer.runtime.threads import settle_blas_threads
 
     threads = settle_blas_threads(args.threads)

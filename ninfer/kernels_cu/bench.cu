@@ -4,7 +4,7 @@
 // numbers and e4m3 codes must not be NaN, so each plane has its own filling.
 #include "formats.cuh"
 
-enum { ANY_BITS, E4M3_CODES, F16_SCALES, E4M3_SCALES, BF16_SCALES, BF16_VALUES, F32_VALUES, ONE_F32 };
+enum { ANY_BITS, ODD_BYTES, E4M3_CODES, F16_SCALES, E4M3_SCALES, BF16_SCALES, BF16_VALUES, F32_VALUES, ONE_F32 };
 
 __device__ __forceinline__ u32 mixed(u64 x) {
     x ^= x >> 33;
@@ -22,7 +22,8 @@ __device__ __forceinline__ float normal(u32 r) {
 
 __device__ __forceinline__ u32 filling(int kind, u32 r, float deviation) {
     if (kind == E4M3_CODES) return 0x30303030u | (r & 0x8f8f8f8fu);   // 0.5 .. 1.9, either sign
-    if (kind == F16_SCALES) return 0x20002000u | (r & 0x01ff01ffu);   // 2^-7 .. 2^-6.4
+    if (kind == ODD_BYTES) return r | 0x01010101u;                    // never -128
+    if (kind == F16_SCALES) return __half_as_ushort(__float2half(deviation)) * 0x10001u + (r & 0x00ff00ffu);
     if (kind == E4M3_SCALES) return 0x38383838u | (r & 0x07070707u);  // 1 .. 1.9
     if (kind == BF16_SCALES) return 0x3c803c80u | (r & 0x003f003fu);  // 2^-6 .. 2^-5.4
     if (kind == F32_VALUES) return __float_as_uint(normal(r) * deviation);

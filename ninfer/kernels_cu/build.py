@@ -192,4 +192,5 @@ def store(place: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=place.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
+        os.fchmod(file.fileno(), 0o644)
     os.replace(temporary, place)

@@ -14,6 +14,7 @@ import ctypes
 import json
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +173,20 @@ def read_manifest(pack: Path) -> dict[str, str]:
     return {str(name): str(digest) for name, digest in entries.items()}
 
 
-def write_pack(folder: Path, arch: str, cache: Path | None = None) -> list[str]:
-    """Compile every variant of every source that ``arch`` can run; returns the entries written."""
+def write_pack(folder: Path, arch: str, cache: Path | None = None, jobs: int = 1) -> list[str]:
+    """Compile all variants of all sources that ``arch`` can run, ``jobs`` at a time; returns the entries."""
+    wanted = [
+        (source, target, dict(variant))
+        for source in map(load, names())
+        for target in sorted({arch, f"{arch}a"} & set(source.architectures))
+        for variant in source.variants
+    ]
+    with ThreadPoolExecutor(jobs) as pool:
+        codes = list(pool.map(lambda one: build.cached(one[0], one[1], one[2], cache).code, wanted))
     entries: dict[str, str] = {}
-    for source in map(load, names()):
-        for target in {arch, f"{arch}a"} & set(source.architectures):
-            for variant in source.variants:
-                code = build.cached(source, target, dict(variant), cache).code
-                name = entry_name(source, target, dict(variant))
-                build.store(folder / name, code)
-                entries[name] = source.digest
+    for (source, target, variant), code in zip(wanted, codes, strict=True):
+        name = entry_name(source, target, variant)
+        build.store(folder / name, code)
+        entries[name] = source.digest
     build.store(folder / "manifest.json", json.dumps({"arch": arch, "entries": entries}, indent=1).encode())
     return sorted(entries)

@@ -1,0 +1,299 @@
+"""`ninfer bench gpu`: a whole decoder of published shape on this card, with random weights and no file.
+
+Owns the accounting: bytes that a decode step must move, operations that a prompt token needs, and the two
+ceilings of the card that they are compared with, measured in the same run.
+
+The one thing a reader would get wrong: a fraction of bandwidth counts each byte once (weights, recurrent
+state read and written, keys and values read); what a kernel reads twice is its own loss.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ninfer.artifact import inventory
+from ninfer.bench.random_weights import RandomWeights
+from ninfer.bench.shapes import SHAPES, Recipe, recipe
+from ninfer.bench.timing import gemm_rate, read_rate
+from ninfer.engine.device import Bind, Decode, Prefill, Row
+from ninfer.engine.job import Sampling
+from ninfer.faults import StartupError
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.model.config import TextConfig
+from ninfer.model.weights import Decoder, load_decoder
+from ninfer.ops.cuda_experts import bank_of
+from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
+from ninfer.ops.stored import StoredMatrix
+from ninfer.ops.verbs import Weight
+from ninfer.runtime.arena import RawBlock, Region, Scratch
+from ninfer.runtime.cuda_build import Machine, Sizes, assemble, rehearse, warm
+from ninfer.runtime.cuda_card import Card, open_card
+from ninfer.runtime.cuda_program import CudaProgram
+from ninfer.runtime.cuda_transfers import CupyTransfers
+from ninfer.runtime.graphs import capture
+
+PAGE = 64
+SIDE = 8192  # of the square product that the prompt's rate is compared with
+ROUNDS, WARM = 48, 12
+SPARE_BYTES = 2 << 30
+
+
+@attrs.frozen
+class Asked:
+    """What to measure.  ``contexts`` and ``prompts`` are tokens."""
+
+    shape: str
+    recipe: str
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int, ...] = (512,)
+    prompts: tuple[int, ...] = (8192,)
+    kv_kind: str = "bf16"
+    layers: int = 0  # 0: all
+    pack: Path | None = None  # kernels compiled ahead of time
+
+
+@attrs.define(eq=False)
+class RandomLoader:
+    """Implements ``model.weights.Loader`` with random weights, and counts what a step reads of them."""
+
+    made: RandomWeights
+    shapes: inventory.Inventory
+    form: Recipe
+    share: float = 1.0  # of the experts that one row uses
+    dense_bytes: int = 0
+    expert_bytes: int = 0
+    flops: float = 0.0  # of one prompt token, the head left out
+
+    def has(self, name: str) -> bool:
+        """Whether the parameter exists."""
+        return name == "text/output_head"
+
+    def _together(self, names: tuple[str, ...]) -> list[StoredMatrix]:
+        shapes, forms = [self._shape(name) for name in names], [self.form(name) for name in names]
+        if len(set(forms)) > 1:
+            return [self.made.matrix(form, *shape) for form, shape in zip(forms, shapes, strict=True)]
+        ends = np.cumsum([rows for rows, _ in shapes]).tolist()
+        whole = self.made.matrix(forms[0], -(-ends[-1] // 128) * 128, shapes[0][1])
+        return [whole.take(end - rows, end) for (rows, _), end in zip(shapes, ends, strict=True)]
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        rows, columns = self.shapes.shapes.get(name) or self.shapes.shape(name) or (0, 0)
+        return rows, columns
+
+    def step_bytes(self, batch: int) -> float:
+        """Weights that a step of ``batch`` rows reads, as if rows shared no expert (capped at all)."""
+        return self.dense_bytes + self.expert_bytes * min(1.0, batch * self.share)
+
+    def weights(self, *names: str) -> tuple[Weight, ...]:
+        """Make matrices, side by side where their formats agree."""
+        found = self._together(names)
+        self.dense_bytes += sum(m.nbytes for m in found)
+        if names != ("text/output_head",):
+            self.flops += sum(2 * m.rows * m.columns for m in found)
+        return tuple(Weight(m.rows, m.columns, m.format, m) for m in found)
+
+    def table(self, name: str) -> Weight:
+        """Make an embedding; a step reads next to nothing of it."""
+        (m,) = self._together((name,))
+        return Weight(m.rows, m.columns, m.format, m)
+
+    def stack(self, names: tuple[str, ...]) -> Weight:
+        """Make experts as a bank."""
+        found = self._together(names)
+        self.expert_bytes += sum(m.nbytes for m in found)
+        self.flops += self.share * sum(2 * m.rows * m.columns for m in found)
+        bank = bank_of(found)
+        return Weight(bank.rows.rows, bank.rows.columns, bank.rows.format, bank)
+
+    def vector(self, name: str) -> DeviceArray:
+        """Make a small parameter."""
+        kind = "f32" if name.endswith(("a_log", "dt_bias")) else "bf16"
+        return self.made.values(tuple(self.shapes.shape(name) or ()), kind, 0.02)
+
+    def indices(self, name: str) -> DeviceArray:
+        """There are none."""
+        raise NotImplementedError(name)
+
+
+@attrs.frozen
+class Ceilings:
+    """What the card can do: bytes read a second, operations a second of one bf16 product of ``SIDE``."""
+
+    read: float
+    gemm: float
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """A program ready to run, and what its steps cost."""
+
+    card: Card
+    program: CudaProgram
+    config: TextConfig
+    weights: RandomLoader
+    ceilings: Ceilings
+    seconds: float  # from the opened card to the program, weights made and graphs captured
+
+
+def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run everything that was asked for; figures by name.  Raises StartupError."""
+    stage = _stage(asked, say)
+    found: dict[str, Any] = {
+        "card": stage.card.name,
+        "shape": asked.shape,
+        "recipe": asked.recipe,
+        "kv_dtype": asked.kv_kind,
+        "layers": stage.config.layers,
+        "read_gb_per_second": stage.ceilings.read / 1e9,
+        "gemm_tflops": stage.ceilings.gemm / 1e12,
+        "weight_gb_per_step": stage.weights.step_bytes(1) / 1e9,
+        "ready_seconds": stage.seconds,
+    }
+    found["prefill"] = [_prefill(stage, count) for count in asked.prompts]
+    found["decode"] = [_decode(stage, batch, n) for n in asked.contexts for batch in asked.batches]
+    return found
+
+
+def _stage(asked: Asked, say: Callable[[str], None]) -> Stage:
+    card = open_card(pack=asked.pack)
+    config = SHAPES[asked.shape]()
+    if asked.layers:
+        config = attrs.evolve(config, layer_kinds=config.layer_kinds[: asked.layers])
+    block = RawBlock.allocate(card.free_bytes() - SPARE_BYTES, "the benchmark")
+    region = Region(block.ptr, block.nbytes)
+    gemm = CublasLt(region.take((WORKSPACE_BYTES,), "u8"), card.stream.ptr)
+    ceilings = _ceilings(card, gemm, Region(region.base + region.used, region.nbytes - region.used))
+    say(f"reads {ceilings.read / 1e9:.0f} GB/s, bf16 product {ceilings.gemm / 1e12:.0f} TFLOP/s")
+    begun = time.monotonic()
+    moe = config.moe
+    loader = RandomLoader(
+        RandomWeights(card.library, region.take),
+        inventory.text(config),
+        recipe(asked.recipe, config),
+        moe.per_token / moe.experts if moe else 1,
+    )
+    decoder = load_decoder(loader, config)
+    program = _program(asked, card, gemm, config, decoder, region, block)
+    warm(program)
+    card.wait()
+    seconds = time.monotonic() - begun
+    say(f"ready in {seconds:.1f} s, {region.used / 1e9:.1f} GB in use")
+    return Stage(card, program, config, loader, ceilings, seconds)
+
+
+def _ceilings(card: Card, gemm: CublasLt, spare: Region) -> Ceilings:
+    size = min(8 << 30, spare.nbytes // 2)
+    made = RandomWeights(card.library, spare.take)
+    x, w = (made.values((SIDE, SIDE), "bf16", 1.0) for _ in range(2))
+    rate = gemm_rate(card, gemm, x, w, spare.take((SIDE, SIDE), "bf16"))
+    return Ceilings(read_rate(card, spare.take((size,), "u8")), rate)
+
+
+def _program(
+    asked: Asked,
+    card: Card,
+    gemm: CublasLt,
+    config: TextConfig,
+    decoder: Decoder,
+    region: Region,
+    block: RawBlock,
+) -> CudaProgram:
+    machine = Machine(
+        card.library,
+        card.multiprocessors,
+        card.shared_bytes,
+        gemm,
+        CupyTransfers(card.stream),
+        lambda body: capture(card.library, card.stream, body),
+    )
+    lanes = max(asked.batches)
+    longest = max(*asked.contexts, *asked.prompts, 0) + ROUNDS + PAGE
+    width = -(-longest // PAGE)
+    chunk = min(8192, max(asked.prompts, default=1024))
+    sizes = Sizes(lanes, lanes + 1, lanes * width, longest, chunk, 0, config.vocab, asked.kv_kind)
+    kept, lent = rehearse(machine, config, decoder, None, sizes)
+    if region.used + kept + lent > region.nbytes:
+        raise StartupError(
+            f"this card lacks {(region.used + kept + lent - region.nbytes) / 2**30:.1f} GiB for that: "
+            "ask for a smaller --batch, --context or --prefill"
+        )
+    scratch = Scratch(region.take((lent,), "u8").ptr, lent)
+    program = assemble(machine, config, decoder, None, sizes, region.take, scratch.take)
+    _KEEP.append(block)
+    return program
+
+
+_KEEP: list[RawBlock] = []  # as long as the process: addresses do not own memory
+
+
+def _pages(stage: Stage, lane: int) -> tuple[int, ...]:
+    width = stage.program.geometry.pages // stage.program.geometry.lanes
+    return tuple(range(lane * width, (lane + 1) * width))
+
+
+def _prefill(stage: Stage, count: int) -> dict[str, Any]:
+    ids = tuple(np.random.default_rng(1).integers(0, stage.config.vocab - 1000, count).tolist())
+    stage.program.run(Bind(0, Sampling()))
+    chunk, took = stage.program.geometry.prefill_chunk, []
+    for _ in range(3):
+        seconds = 0.0
+        for begin in range(0, count, chunk):
+            part = ids[begin : begin + chunk]
+            last = begin + chunk >= count
+            unit = Prefill(0, 0, begin, part, _pages(stage, 0), sample=last)
+            seconds += stage.program.run(unit).seconds
+        took.append(seconds)
+    rate = count / statistics.median(took)
+    return {
+        "tokens": count,
+        "tokens_per_second": rate,
+        "gemm_fraction": rate * stage.weights.flops / stage.ceilings.gemm,
+    }
+
+
+def _decode(stage: Stage, batch: int, context: int) -> dict[str, Any]:
+    program = stage.program
+    for lane in range(batch):
+        program.run(Bind(lane, Sampling()))
+    tables = [_pages(stage, lane) for lane in range(batch)]
+    host, device, last, begun = [], [], None, 0.0
+    for i in range(ROUNDS):
+        if i == WARM:
+            begun = time.perf_counter()
+        at = context - ROUNDS + i
+        unit = Decode(tuple(Row(lane, lane, at, tables[lane], None if i else 5) for lane in range(batch)))
+        now = time.perf_counter()
+        pending = program.start(unit)
+        host.append(time.perf_counter() - now)
+        if last is not None:
+            device.append(last().seconds)
+        last = pending
+    assert last is not None
+    last()
+    seconds = (time.perf_counter() - begun) / (ROUNDS - WARM)
+    token_bytes = program.pages.page_bytes / PAGE
+    moved = stage.weights.step_bytes(batch) + batch * lane_bytes(stage.config, context, token_bytes)
+    return {
+        "batch": batch,
+        "context": context,
+        "tokens_per_second": batch / seconds,
+        "milliseconds": seconds * 1e3,
+        "device_milliseconds": statistics.median(device[WARM:]) * 1e3,
+        "gb_per_step": moved / 1e9,
+        "bandwidth_fraction": moved / seconds / stage.ceilings.read,
+        "graph_kernels": getattr(program._graphs.get(("decode", batch)), "launches", 0),
+        "host_milliseconds": statistics.median(host[WARM:]) * 1e3,
+    }
+
+
+def lane_bytes(config: TextConfig, context: int, token_bytes: float) -> float:
+    """What a step moves for one sequence: recurrent state in and out, keys and values of its context."""
+    heads = config.layer_kinds.count("linear_attention") * config.value_heads
+    return heads * config.key_dim * config.value_dim * 4 * 2 + context * token_bytes

@@ -1,0 +1,83 @@
+"""The ``gpu`` part of ``ninfer bench``: whole decoders of published shapes with random weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+RECIPES = ("bf16", "fp8", "groupwise", "nvfp4")
+
+
+def configure(kinds: Any) -> None:
+    """Declare ``bench gpu``."""
+    gpu = kinds.add_parser("gpu", help="a GPU, with random weights of a published shape")
+    add = gpu.add_argument
+    add("--shape", choices=SHAPES, default=SHAPES[0], help=f"which decoder (default {SHAPES[0]})")
+    add("--recipe", choices=RECIPES, default="groupwise", help="how weights are stored (default groupwise)")
+    add("--batch", type=_positive, nargs="+", default=[1], metavar="N", help="sequences a step (default 1)")
+    add(
+        "--context",
+        type=_positive,
+        nargs="+",
+        default=[512],
+        metavar="N",
+        help="tokens before (default 512)",
+    )
+    add("--prefill", type=_positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
+    add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
+    add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
+    add("--kernels", type=Path, metavar="DIR", help="a pack made by `ninfer kernels build`")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from ninfer.bench.gpu import Asked, measure
+
+    asked = Asked(
+        args.shape,
+        args.recipe,
+        tuple(args.batch),
+        tuple(max(64, n) for n in args.context),
+        tuple(args.prefill),
+        args.kv_dtype,
+        args.layers,
+        args.kernels,
+    )
+    found = measure(asked, lambda text: print(text, file=sys.stderr))
+    print(json.dumps(found) if args.json else as_text(found))
+    return 0
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """A few lines for people."""
+    lines = [
+        f"{found['card']}: {found['shape']} {found['recipe']}, {found['layers']} layers, "
+        f"{found['kv_dtype']} cache",
+        f"  ceilings: {found['read_gb_per_second']:.0f} GB/s read, {found['gemm_tflops']:.0f} TFLOP/s bf16",
+        f"  ready in {found['ready_seconds']:.1f} s; weights {found['weight_gb_per_step']:.2f} GB a step",
+    ]
+    for row in found["prefill"]:
+        lines.append(
+            f"  prefill {row['tokens']:6}: {row['tokens_per_second']:8.0f} tok/s, "
+            f"{row['gemm_fraction']:.3f} of the product rate"
+        )
+    for row in found["decode"]:
+        lines.append(
+            f"  decode batch {row['batch']:2} context {row['context']:6}: "
+            f"{row['tokens_per_second']:7.1f} tok/s, {row['milliseconds']:.3f} ms, "
+            f"{row['gb_per_step']:.2f} GB, {row['bandwidth_fraction']:.3f} of the read rate, "
+            f"{row['graph_kernels']} kernels, host {row['host_milliseconds']:.3f} ms"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""Accounting and random weights of the GPU benchmark, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from ninfer.artifact import inventory, layouts
+from ninfer.bench.gpu import RandomLoader, lane_bytes
+from ninfer.bench.random_weights import RandomWeights
+from ninfer.bench.shapes import SHAPES, recipe
+from ninfer.commands.bench_gpu import RECIPES, as_text
+from ninfer.commands.bench_gpu import SHAPES as OFFERED
+from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
+from ninfer.model.weights import load_decoder
+from ninfer.ops.stored import CODES
+from ninfer.runtime.arena import Region
+from tests.emulator import EmulatedLibrary, toolkit
+
+
+class Idle:
+    """Kernels that do nothing."""
+
+    def get(self, *names, **defines):
+        return self
+
+    def launch(self, *arguments, **options):
+        pass
+
+
+def counted(shape, form):
+    """A loader that has made all weights of a shape at made-up addresses."""
+    config = SHAPES[shape]()
+    region = Region(1 << 40, 1 << 50)
+    moe = config.moe
+    share = moe.per_token / moe.experts if moe else 1
+    loader = RandomLoader(
+        RandomWeights(Idle(), region.take), inventory.text(config), recipe(form, config), share
+    )
+    load_decoder(loader, config)
+    return loader
+
+
+def test_dense_model_reads_what_its_shapes_say():
+    loader = counted("qwen3.6-27b", "bf16")
+    assert loader.flops == pytest.approx(2 * 24.327e9, rel=1e-3)
+    assert loader.step_bytes(1) == pytest.approx(51.2e9, rel=1e-2)
+    assert counted("qwen3.6-27b", "groupwise").step_bytes(1) == pytest.approx(15.385e9, rel=1e-2)
+
+
+def test_sparse_model_reads_the_experts_of_its_rows():
+    loader = counted("qwen3.6-35b-a3b", "groupwise")
+    assert loader.step_bytes(1) == pytest.approx(2.125e9 + 0.397e9, rel=2e-2)
+    assert loader.step_bytes(8) - loader.step_bytes(1) == pytest.approx(7 / 32 * loader.expert_bytes)
+    assert loader.step_bytes(1000) == loader.dense_bytes + loader.expert_bytes
+
+
+def test_a_sequence_moves_its_state_twice_and_reads_its_context():
+    assert lane_bytes(SHAPES["qwen3.6-27b"](), 0, 65536) == 2 * 144 * 2**20
+    assert lane_bytes(SHAPES["qwen3.6-27b"](), 10, 65536) == 2 * 144 * 2**20 + 10 * 65536
+
+
+def test_every_offered_shape_and_recipe_is_known():
+    assert set(OFFERED) == set(SHAPES)
+    for shape in SHAPES.values():
+        for name in RECIPES:
+            assert recipe(name, shape())("text/layers/0/mlp/gate") in CODES
+
+
+@pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
+@pytest.mark.parametrize("form", CODES)
+def test_random_weights_are_legal(form):
+    kept = []
+
+    def take(shape, kind):
+        made = np.zeros(int(np.prod(shape)) * KIND_BYTES[kind] + 32, np.uint8)
+        kept.append(made)
+        return DeviceArray(made.ctypes.data + (-made.ctypes.data % 16), shape, kind, made)
+
+    matrix = RandomWeights(EmulatedLibrary(), take).matrix(form, 128, 256)
+    raw = (ctypes.c_uint8 * matrix.nbytes).from_address(matrix.codes)
+    if form == "bf16":
+        values = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
+        values = values.view(np.float32)
+    else:
+        values = layouts.decode_rows(memoryview(bytes(raw)), form, (128, 256), 0, 128)
+    assert np.isfinite(values).all() and 0.005 < values.std() < 0.3
+
+
+def test_figures_read_as_sentences():
+    row = {
+        "batch": 1, "context": 512, "tokens_per_second": 80.0, "milliseconds": 12.5, "gb_per_step": 51.5,
+        "bandwidth_fraction": 0.9, "graph_kernels": 300, "host_milliseconds": 0.2,
+    }  # fmt: skip
+    found = {
+        "card": "Card", "shape": "s", "recipe": "bf16", "layers": 64, "kv_dtype": "bf16",
+        "read_gb_per_second": 4400.0, "gemm_tflops": 750.0, "ready_seconds": 3.0,
+        "weight_gb_per_step": 51.2,
+        "prefill": [{"tokens": 8192, "tokens_per_second": 9000.0, "gemm_fraction": 0.6}], "decode": [row],
+    }  # fmt: skip
+    text = as_text(found)
+    assert "80.0 tok/s" in text and "0.900 of the read rate" in text and "0.600 of the product rate" in text
