@@ -55,10 +55,10 @@ class Silent:
         """Say nothing."""
 
 
-def sequence(ticket: int, ids: tuple[int, ...]) -> Sequence:
+def sequence(order: int, ids: tuple[int, ...]) -> Sequence:
     """Build a request."""
-    job = Job(f"r{ticket}", Prepared(ids, False), Sampling(), 50_000, Silent(), float("inf"))
-    return Sequence(job, ticket, 50_000)
+    job = Job(f"r{order}", Prepared(ids, False), Sampling(), 50_000, Silent(), float("inf"))
+    return Sequence(job, order, 50_000)
 
 
 def retain(scheduler: Scheduler) -> None:

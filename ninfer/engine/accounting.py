@@ -1,7 +1,8 @@
 """Counts what landed units did, for the request and for everyone.
 
-Owns no state.  The one thing a reader would get wrong: work is counted when it has landed, so a
-request that was cancelled midway reports only what was really done.
+Owns no state.  Promises that what is counted for everyone is the sum of what is counted for each request.
+The one thing a reader would get wrong: tokens are counted when they have landed; what lands for a request
+that has ended meanwhile is nobody's, because its account is closed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def count(counters: Counters, flight: Flight, result: Result, geometry: Geometry
 
 
 def _count_feed(counters: Counters, flight: Flight, tokens: int) -> None:
+    if flight.rows[0].state is State.DONE:
+        return
     tally = flight.rows[0].tally
     if flight.role is State.REPLAYING:
         tally.replayed_tokens += tokens
@@ -50,7 +53,10 @@ def _count_decode(counters: Counters, flight: Flight, result: Result) -> None:
     counters.decode_row_rounds += len(flight.rows)
     for seq in flight.rows:
         seq.tally.decode_rounds += 1
-    for asked, row in zip(flight.drafts, result.rows, strict=bool(flight.drafts)):
+    told = zip(flight.drafts, result.rows, flight.rows, strict=True) if flight.drafts else ()
+    for asked, row, seq in told:
+        if seq.state is State.DONE:
+            continue
         counters.spec_rounds += asked > 0
         counters.spec_drafted += row.drafted
         counters.spec_accepted += len(row.tokens) - 1 if asked else 0

@@ -62,7 +62,7 @@ class Line:
         for first in self.roster.paused[:1]:
             older = sum(len(other.pages) for other in self.roster.older(first))
             needed = self.memory.space.pages_for(first.reached + 1)
-            if first.ticket < seq.ticket and older + needed <= self.memory.space.geometry.pages:
+            if first.order < seq.order and older + needed <= self.memory.space.geometry.pages:
                 yield first
 
     def _fits(self, seq: Sequence) -> bool:

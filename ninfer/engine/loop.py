@@ -52,7 +52,7 @@ class Engine:
     _flights: deque[tuple[Flight, Ticket]] = attrs.field(factory=deque)
     _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
     _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
-    _tickets: int = 0
+    _arrivals: int = 0
     _draining: bool = False  # who has a seat may still submit
     _closed: bool = False
     meter: Meter = attrs.field(init=False)
@@ -82,8 +82,8 @@ class Engine:
         # No token, and no unit, gives rise to more than a handful of events.
         room = 8 * (len(job.prompt.ids) + capacity + 1)
         send, receive = anyio.create_memory_object_stream[Event](room)
-        self._tickets += 1
-        seq = Sequence(job, self._tickets, capacity, submitted=self.clock())
+        self._arrivals += 1
+        seq = Sequence(job, self._arrivals, capacity, submitted=self.clock())
         self._open[seq] = send
         self.scheduler.admit(seq)
         self._bell.set()

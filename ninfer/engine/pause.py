@@ -52,7 +52,7 @@ class Snapshots:
         return True
 
     def _room(self, seq: Sequence, size: int, units: list[Unit]) -> bool:
-        older = sum(shot.blob.size for other, shot in self.kept.items() if other.ticket < seq.ticket)
+        older = sum(shot.blob.size for other, shot in self.kept.items() if other.order < seq.order)
         if older + size > self.space.host.capacity:
             return False
         while not self.retention.host_room(size, None, units):
@@ -90,10 +90,10 @@ class Snapshots:
 
         ``holding`` asks for one that also holds device pages.
         """
-        younger = [other for other in self.kept if other.ticket > seq.ticket]
+        younger = [other for other in self.kept if other.order > seq.order]
         if holding:
             younger = [other for other in younger if self.kept[other].held]
-        victim = max(younger, key=lambda other: other.ticket, default=None)
+        victim = max(younger, key=lambda other: other.order, default=None)
         if victim is not None:
             self.revoke(victim, units)
             self.revoked.append(victim)
@@ -105,4 +105,4 @@ class Snapshots:
 
     def held_by_younger(self, seq: Sequence) -> int:
         """Count the device pages that only revoking younger snapshots would set free, at most."""
-        return sum(len(shot.held) for other, shot in self.kept.items() if other.ticket > seq.ticket)
+        return sum(len(shot.held) for other, shot in self.kept.items() if other.order > seq.order)

@@ -38,7 +38,7 @@ class Recovery:
         if self.memory.snapshots.revoke_younger(seq, units, holding=True) is not None:
             return True
         for victim in reversed(self.roster.residents):
-            if victim.ticket <= seq.ticket:
+            if victim.order <= seq.order:
                 return False
             if not victim.recovering:
                 return not victim.flying and self._pause(victim, units)

@@ -1,7 +1,7 @@
 """Who is where: the waiting line, the residents and the paused, each in order of arrival.
 
 Owns the three lists; a request is in at most one of them.  The one thing a reader would get wrong:
-tickets are ages, so the lists stay sorted by ticket although requests come back out of order.
+requests keep the order in which they arrived, so a list stays sorted although they come back at will.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Roster:
 
     def older(self, seq: Sequence) -> list[Sequence]:
         """Return the residents older than ``seq``."""
-        return [other for other in self.residents if other.ticket < seq.ticket]
+        return [other for other in self.residents if other.order < seq.order]
 
     def tell(self, seq: Sequence, transition: str, route: str | None = None) -> None:
         """Note a step of a pause or a recovery."""
@@ -56,4 +56,4 @@ class Roster:
 
 
 def _age(seq: Sequence) -> int:
-    return seq.ticket
+    return seq.order

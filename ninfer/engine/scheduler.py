@@ -97,20 +97,20 @@ class Scheduler:
 
         Control tokens go first: they are short, come once a request, and a reader waits for them.
         """
-        residents = sorted(self.roster.residents, key=lambda s: (s.state is not State.STEERING, s.ticket))
+        residents = sorted(self.roster.residents, key=lambda s: (s.state is not State.STEERING, s.order))
         width = self.drafting.width([seq for seq in residents if self._decodable(seq)])
         rows: list[tuple[Sequence, int]] = []
-        short: int | None = None
+        short: int | None = None  # the oldest so far that lacks pages
         for seq in residents:
-            behind = short is not None and seq.ticket > short
+            behind = short is not None and seq.order > short
             if self._decodable(seq):
                 draft = self._row(seq, width, behind, cycle.before)
                 if draft is None:
-                    short = seq.ticket if short is None else short
+                    short = seq.order if short is None else min(short, seq.order)
                 else:
                     rows.append((seq, draft))
             elif self._feedable(seq) and not cycle.work and not self._feed(seq, behind, cycle):
-                short = seq.ticket if short is None else short
+                short = seq.order if short is None else min(short, seq.order)
         if rows:
             cycle.work.insert(0, self._decode(rows, width))
 

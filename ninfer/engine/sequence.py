@@ -98,10 +98,10 @@ class Tally:
 
 @attrs.define(eq=False)
 class Sequence:
-    """One request; ``capacity`` is the most output tokens it may have, ``ticket`` its age."""
+    """One request; ``capacity`` is the most output tokens it may have, ``order`` its arrival."""
 
     job: Job
-    ticket: int
+    order: int
     capacity: int
     submitted: float = 0.0
     state: State = State.QUEUED
