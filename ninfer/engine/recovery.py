@@ -78,7 +78,7 @@ class Recovery:
         if not self.roster.residents:
             return True
         older = self.roster.older(seq)
-        if any(other.state in FEEDING for other in older):
+        if self._must_feed(seq) and any(other.state in FEEDING for other in older):
             return False  # its own feeding would wait behind theirs
         memory = self.memory
         short = self._needs(seq, older) - memory.available
@@ -86,6 +86,11 @@ class Recovery:
             while short > 0 and memory.snapshots.revoke_younger(seq, units, holding=True):
                 short = self._needs(seq, older) - memory.available
         return short <= 0
+
+    def _must_feed(self, seq: Sequence) -> bool:
+        """Whether a return takes chunks, and not just a copy and a decode row."""
+        decodes = seq.reached >= seq.prompt_tokens and seq.outputs and not seq.must_steer()
+        return not (decodes and seq in self.memory.snapshots.kept)
 
     def _needs(self, seq: Sequence, older: list[Sequence]) -> int:
         ahead = self._cycles(seq)
@@ -106,7 +111,9 @@ class Recovery:
         return (seq.reached - known) // self.chunk + 3 + self.memory.space.geometry.lanes
 
     def _after(self, seq: Sequence, cycles: int) -> int:
-        return min(seq.frontier + cycles * self.stride, self.memory.space.geometry.max_context)
+        """Bound where a resident will stand after so many cycles."""
+        step = self.chunk if seq.state in FEEDING else self.stride
+        return min(seq.frontier + cycles * step, self.memory.space.geometry.max_context)
 
     def _resume(self, seq: Sequence, cycle: Cycle) -> None:
         """Take a lane again, with all pages that rebuilding and one unit need."""
