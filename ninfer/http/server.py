@@ -59,11 +59,11 @@ class Server:
                         doors.start_soon(self._accept, listener, guests)
                     await self._stopping.wait()
                     doors.cancel_scope.cancel()
+                await _close_all(listeners)  # newcomers are refused, not kept waiting in the backlog
                 self.house.show_out_idle()
                 guests.cancel_scope.deadline = anyio.current_time() + self.site.patience.drain
         finally:
-            for listener in listeners:
-                await listener.aclose()
+            await _close_all(listeners)
 
     def stop(self) -> None:
         """Begin a graceful stop: accept nothing more, close idle connections, let answers drain."""
@@ -138,6 +138,11 @@ def tune(stream: ByteStream, patience: Patience) -> None:
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
             raw.setsockopt(socket.IPPROTO_TCP, option, patience.keepalive)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience.user_timeout_ms)
+
+
+async def _close_all(listeners: Sequence[Listener]) -> None:
+    for listener in listeners:
+        await listener.aclose()
 
 
 async def _close(stream: ByteStream) -> None:

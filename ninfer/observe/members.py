@@ -51,7 +51,7 @@ def result(end: Done, budget: int | None, tools: ToolParse) -> Members:
         "completion_tokens": len(s.output_tokens),
         "computed_prefill_tokens": s.computed_prefill_tokens,
         "prefix_cache_hit_tokens": s.cached_tokens,
-        "prefix_reuse_path": s.path,
+        "prefix_reuse_path": path(s),
         "prefix_miss_reason": s.miss_reason,
         "thinking_budget": budget,
         "model_thinking_tokens": s.model_thinking_tokens,
@@ -60,6 +60,23 @@ def result(end: Done, budget: int | None, tools: ToolParse) -> Members:
         "tool_call_count": tools.calls,
         "tool_call_parse": tool_parse(tools),
         "generated_token_ids": list(s.output_tokens),
+    }
+
+
+def path(s: Summary) -> str | None:
+    """Say where the prompt started; None when the request never got a lane."""
+    return s.path if s.admitted is not None else None
+
+
+def work(s: Summary) -> Members:
+    """What had been done for a request that failed."""
+    return {
+        "prefix_reuse_path": path(s),
+        "prompt_tokens": s.prompt_tokens,
+        "prefix_cache_hit_tokens": s.cached_tokens,
+        "computed_prefill_tokens": s.computed_prefill_tokens,
+        "completion_tokens": len(s.output_tokens),
+        "replayed_tokens": s.replayed_tokens,
     }
 
 
@@ -136,8 +153,12 @@ def shift(event: Shifted, request: Members, submitted: float) -> Members:
 
 def engine_timing(s: Summary) -> Members:
     """Queue wait, and what the engine's task did while the request was resident."""
-    queued = _between(s.submitted, s.queued_until if s.queued_until is not None else s.ended)
-    return {"queue_wait_seconds": queued, **exposure(s)}
+    return {"queue_wait_seconds": queued(s), **exposure(s)}
+
+
+def queued(s: Summary) -> float:
+    """Seconds from submission to the attempt that admitted it, or to its end."""
+    return _between(s.submitted, s.queued_until if s.queued_until is not None else s.ended)
 
 
 def exposure(s: Summary) -> Members:

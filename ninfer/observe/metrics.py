@@ -82,14 +82,12 @@ class Metrics(Collector):
         """Count a first committed token."""
         self.ttft.observe(elapsed)
 
-    def settle(self, outcome: str, duration: float, queued: float | None = None) -> None:
-        """Count the end of one generation attempt; exceptional failures have no duration."""
+    def settle(self, outcome: str, spans: tuple[float, float] | None = None) -> None:
+        """Count the end of one attempt; a generation's outcome also has its duration and queue wait."""
         self.outcomes[outcome] += 1
-        if outcome == "failed":
-            return
-        self.duration.observe(duration)
-        if queued is not None:
-            self.queue.observe(queued)
+        if spans is not None:
+            self.duration.observe(spans[0])
+            self.queue.observe(spans[1])
 
     def start_counting(self) -> None:
         """Take the present counter values as zero (called when warm-up is over)."""

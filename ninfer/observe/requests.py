@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from ninfer.engine.job import Done, Failed, Finish, Job, Shifted, Summary
+from ninfer.engine.job import Done, Failed, Finish, Job, Shifted
 from ninfer.faults import Fault, Kind
 from ninfer.observe import lines, members
 from ninfer.observe.jsonl import RequestLog
@@ -102,7 +102,7 @@ class RequestWatch:
 
     def prepared(self, job: Job, prepared: Prepared, costs: Preparation) -> None:
         """Record that the request enters the engine."""
-        self._submitted = self.ledger.clock()
+        self.arrived, self._submitted = job.arrived, self.ledger.clock()
         self._prepare_seconds = self._submitted - self.arrived
         self._budget = job.thinking.budget if job.thinking else None
         self._request = self._members(job, prepared)
@@ -142,7 +142,7 @@ class RequestWatch:
     def _rejected(self, error: Members, outcome: str) -> None:
         members = {"phase": "prepare", "request": self._members(None, None), "error": error}
         self.ledger.log.event("request_rejected", members)
-        self.ledger.metrics.settle(outcome, self.ledger.clock() - self.arrived)
+        self.ledger.metrics.settle(outcome)
 
     # From the start to the terminal
 
@@ -170,9 +170,10 @@ class RequestWatch:
             self._done(end, tools)
 
     def _failed(self, end: Failed) -> None:
-        error = {"message": end.fault.message}
-        self.ledger.log.event("request_error", {"request": self._request, "error": error})
-        self._measure("failed", end.summary)
+        error = {"message": end.fault.message, "code": end.fault.code}
+        told = {"request": self._request, "error": error, "work": members.work(end.summary)}
+        self.ledger.log.event("request_error", told)
+        self.ledger.metrics.settle("failed")
         self.ledger.records.write(
             _LEVELS.get(end.fault.kind, "info"),
             f"req#{self.number} failed | {self.shape.protocol} | {end.fault.code}",
@@ -182,7 +183,8 @@ class RequestWatch:
         cancelled = end.finish is Finish.CANCELLED
         if not cancelled:
             self.ledger.complete(self.shape.http_request_id)
-        self._measure("cancelled" if cancelled else "completed", end.summary)
+        spans = (members.stages(end.summary)["total"], members.queued(end.summary))
+        self.ledger.metrics.settle("cancelled" if cancelled else "completed", spans)
         self.ledger.log.event("request_done", self._done_members(end, tools))
         backend, _ = self.ledger.speculation
         line = lines.done(self.number, self.shape.protocol, end, self._budget, backend)
@@ -191,11 +193,6 @@ class RequestWatch:
             self.ledger.records.warning(
                 f"req#{self.number} tool markup returned as text | {tools.fallback}"
             )
-
-    def _measure(self, outcome: str, summary: Summary) -> None:
-        until = summary.ended if summary.queued_until is None else summary.queued_until
-        queued = max(0.0, until - summary.submitted)
-        self.ledger.metrics.settle(outcome, summary.ended - self.arrived, queued)
 
     # Members
 

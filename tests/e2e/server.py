@@ -36,17 +36,21 @@ class Live:
 
 
 @contextmanager
-def running(*options: str, model: Path = MODEL) -> Iterator[Live]:
-    """Start a server, wait until it is ready, stop it with SIGTERM and demand exit code 0."""
-    command = [sys.executable, "-m", "ninfer", "serve", str(model), "--port", "0", *options]
+def running(*options: str, model: Path = MODEL, module: str = "ninfer", code: int = 0) -> Iterator[Live]:
+    """Start a server, wait until it is ready, stop it with SIGTERM and demand its exit code.
+
+    ``module`` is what is run; a server that has ended by itself is not sent the signal.
+    """
+    command = [sys.executable, "-m", module, "serve", str(model), "--port", "0", *options]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
     live = Live("", "", process)
     try:
         _await_ready(live)
         yield live
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, "".join(live.log)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == code, "".join(live.log)
     finally:
         process.kill()
         process.wait()

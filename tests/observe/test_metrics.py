@@ -47,7 +47,7 @@ def page(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]
 
 def test_a_strict_parser_reads_every_sample_back() -> None:
     metrics = Metrics(lambda: samples(snapshot(prompt_tokens=7), IDENTITY, True))
-    metrics.settle("completed", 0.3, 0.1)
+    metrics.settle("completed", (0.3, 0.1))
     found = page(metrics)
     assert found["ninfer_engine_ready"][()] == 1
     assert found["ninfer_prompt_tokens_total"][()] == 7
@@ -91,7 +91,7 @@ def test_histograms_are_cumulative_and_complete(values: list[float]) -> None:
 
 def test_failures_have_counts_but_no_duration() -> None:
     metrics = Metrics()
-    metrics.settle("failed", 3.0, 1.0)
+    metrics.settle("failed")
     found = page(metrics)
     assert found["ninfer_requests_total"][(("outcome", "failed"),)] == 1
     assert found["ninfer_request_duration_seconds_count"][()] == 0

@@ -1,0 +1,71 @@
+"""``ninfer serve`` around a device that fails, or takes its time: for tests of the life cycle alone.
+
+The environment says how: ``FAIL_AFTER`` units, or ``SLOW_START`` seconds of loading.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+from ninfer.cli import build_parser
+from ninfer.engine.device import Geometry, Result, Unit
+from ninfer.lifecycle import serve
+from ninfer.runtime.build import build_numpy
+from ninfer.runtime.device import ThreadDevice
+from ninfer.runtime.inventory import Inventory
+from ninfer.settings import EngineOptions
+from ninfer.startup import read_options
+
+
+@attrs.define(eq=False)
+class Failing:
+    """A program that breaks for good after ``left`` units."""
+
+    program: Any
+    left: float
+
+    @property
+    def geometry(self) -> Geometry:
+        """What is on offer."""
+        geometry: Geometry = self.program.geometry
+        return geometry
+
+    @property
+    def inventory(self) -> Inventory:
+        """What it holds."""
+        inventory: Inventory = self.program.inventory
+        return inventory
+
+    def run(self, unit: Unit) -> Result:
+        """Run one unit, while there are any left."""
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("an illegal memory access was encountered")
+        result: Result = self.program.run(unit)
+        return result
+
+
+@asynccontextmanager
+async def build(
+    model: Any, options: EngineOptions, backend: str, progress: Callable[[str], None]
+) -> AsyncIterator[ThreadDevice]:
+    """Build a NumPy device with the fault that was asked for."""
+
+    def make() -> Failing:
+        print("loading", file=sys.stderr, flush=True)
+        time.sleep(float(os.environ.get("SLOW_START", "0")))
+        return Failing(build_numpy(model, options, progress), float(os.environ.get("FAIL_AFTER", "inf")))
+
+    async with ThreadDevice.start(make, 0.1) as device:
+        yield device
+
+
+if __name__ == "__main__":
+    sys.exit(serve(read_options(build_parser().parse_args()), build))
