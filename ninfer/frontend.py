@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
+import anyio.from_thread
 import anyio.to_thread
 import attrs
 from anyio import CapacityLimiter
@@ -20,9 +21,9 @@ from ninfer.engine.job import ThinkingPlan
 from ninfer.faults import StartupError
 from ninfer.media.account import Account
 from ninfer.media.decode import DecodeLimits
-from ninfer.media.fetch import Fetcher, FetchLimits, Policy
+from ninfer.media.fetch import Fetcher, FetchLimits, Policy, trusted
 from ninfer.media.resize import read_geometry
-from ninfer.media.room import MediaRoom
+from ninfer.media.room import MediaRoom, RoomLimits
 from ninfer.output.session import OutputSession
 from ninfer.prompt.conversation import Conversation
 from ninfer.prompt.media import MediaItem
@@ -103,13 +104,23 @@ def build_media(artifact: Resources, options: MediaOptions) -> MediaRoom:
         artifact.resource("preprocessor_config.json"), artifact.resource("video_preprocessor_config.json")
     )
     workers = CapacityLimiter(options.threads or min(16, os.cpu_count() or 1))
-    fetch = FetchLimits(
-        options.source_bytes, options.fetch_seconds, options.stall_seconds, options.redirects
-    )
+    if options.policy != "off":
+        trusted()
     return MediaRoom(
-        fetcher=Fetcher(cast(Policy, options.policy), fetch),
+        fetcher=Fetcher(
+            cast(Policy, options.policy),
+            FetchLimits(options.fetch_seconds, options.stall_seconds, options.redirects),
+        ),
         geometry=geometry,
-        limits=DecodeLimits(options.pixels, options.video_pixels, options.frames),
+        limits=DecodeLimits(options.pixels, options.video_pixels, options.frames, options.container_pixels),
         account=Account(options.live_bytes, options.cache_bytes),
         run_blocking=partial(anyio.to_thread.run_sync, limiter=workers),
+        room=RoomLimits(
+            options.source_bytes,
+            options.request_source_bytes,
+            options.preparing,
+            options.fetches,
+            options.decoding_pixels,
+        ),
+        pulse=anyio.from_thread.check_cancelled,
     )

@@ -98,12 +98,17 @@ class MediaOptions:
     live_bytes: int = 2_048 << 20  # all prepared payloads, cached or in use
     threads: int = 0  # preprocessing workers; 0: as many as cores, at most 16
     source_bytes: int = 64 << 20  # of one item
+    request_source_bytes: int = 256 << 20  # of all items of one request
+    preparing: int = 16  # requests that acquire or build media at one time
+    fetches: int = 8  # of one request at one time
     fetch_seconds: float = 20.0
     stall_seconds: float = 5.0
     redirects: int = 5
     pixels: int = 64_000_000  # of one picture or frame
-    video_pixels: int = 1_000_000_000  # of a video's frames
+    video_pixels: int = 1_000_000_000  # of an animation's frames
+    container_pixels: int = 20_000_000_000  # of a video container's frames
     frames: int = 20_000  # of a video
+    decoding_pixels: int = 128_000_000  # of all pictures being decoded at one time
 
 
 @attrs.frozen

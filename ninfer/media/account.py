@@ -11,7 +11,7 @@ requests never give way to it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -45,68 +45,86 @@ class Account:
     limit: int
     keep: int
     live: int = 0
+    cached: int = 0
     hits: int = 0
     misses: int = 0
-    _entries: OrderedDict[bytes, Entry] = attrs.field(factory=OrderedDict)
+    _held: dict[bytes, Entry] = attrs.field(factory=dict)
+    _idle: OrderedDict[bytes, Entry] = attrs.field(factory=OrderedDict)  # least recently used first
 
     def hold(self, needs: Mapping[bytes, int]) -> bool:
         """Refer to every payload of ``needs`` (key to bytes), or to none and return False."""
-        fresh = {key: size for key, size in needs.items() if key not in self._entries}
+        fresh = {
+            key: size for key, size in needs.items() if key not in self._held and key not in self._idle
+        }
         if not self._make_room(sum(fresh.values()), needs):
             return False
-        for key, size in fresh.items():
-            self._entries[key] = Entry(size)
-            self.live += size
         for key in needs:
-            self._entries[key].refs += 1
+            self._refer(key, needs[key])
         self.misses += len(fresh)
         self.hits += len(needs) - len(fresh)
         return True
 
-    def release(self, keys: Mapping[bytes, int]) -> None:
+    def release(self, keys: Iterable[bytes]) -> None:
         """Let go of payloads; what nobody refers to is kept as long as the cache has room."""
         for key in keys:
-            entry = self._entries[key]
+            entry = self._held.get(key)
+            if entry is None:
+                raise Broken("a media payload was released that nobody held")
             entry.refs -= 1
-            if entry.refs < 0:
-                raise Broken("a media payload was released twice")
-            self._entries.move_to_end(key)
-            if not entry.refs and entry.value is None:
-                self._drop(key)
-        while self._cached() > self.keep:
-            self._drop(self._oldest_idle())
+            if not entry.refs:
+                self._retire(key)
+        while self.cached > self.keep:
+            self._evict(next(iter(self._idle)))
 
     def entry(self, key: bytes) -> Entry:
         """Return a payload's entry; the caller holds it."""
-        return self._entries[key]
+        return self._held[key]
 
     def statistics(self) -> MediaStatistics:
         """Take the counts of this moment."""
-        return MediaStatistics(self.live, self._cached(), len(self._entries), self.hits, self.misses)
+        entries = len(self._held) + len(self._idle)
+        return MediaStatistics(self.live, self.cached, entries, self.hits, self.misses)
 
     def check(self) -> None:
-        """Raise ``Broken`` unless the live bytes are those of the entries, within the limits."""
-        total = sum(entry.size for entry in self._entries.values())
-        if total != self.live or self.live > self.limit or self._cached() > self.keep:
+        """Raise ``Broken`` unless the bytes are those of the entries, within the limits."""
+        cached = sum(entry.size for entry in self._idle.values())
+        held = sum(entry.size for entry in self._held.values())
+        odd = any(entry.refs < 1 for entry in self._held.values())
+        odd |= any(entry.refs or entry.value is None for entry in self._idle.values())
+        if odd or (held + cached, cached) != (self.live, self.cached):
             raise Broken("the media account does not add up")
+        if self.live > self.limit or self.cached > self.keep:
+            raise Broken("the media account is over its limits")
 
     def _make_room(self, size: int, wanted: Mapping[bytes, int]) -> bool:
-        """Evict idle payloads, oldest first, until ``size`` more bytes fit; nothing if they cannot."""
-        idle = [key for key, entry in self._entries.items() if not entry.refs and key not in wanted]
-        spare = sum(self._entries[key].size for key in idle)
+        """Evict idle payloads, oldest first, until ``size`` more bytes fit; none if they cannot."""
+        spare = self.cached - sum(self._idle[key].size for key in wanted if key in self._idle)
         if self.live - spare + size > self.limit:
             return False
-        for key in idle:
-            if self.live + size <= self.limit:
-                break
-            self._drop(key)
+        while self.live + size > self.limit:
+            self._evict(next(key for key in self._idle if key not in wanted))
         return True
 
-    def _drop(self, key: bytes) -> None:
-        self.live -= self._entries.pop(key).size
+    def _refer(self, key: bytes, size: int) -> None:
+        if key in self._idle:
+            entry = self._idle.pop(key)
+            self.cached -= entry.size
+            self._held[key] = entry
+        elif key not in self._held:
+            self._held[key] = Entry(size)
+            self.live += size
+        self._held[key].refs += 1
 
-    def _cached(self) -> int:
-        return sum(entry.size for entry in self._entries.values() if not entry.refs)
+    def _retire(self, key: bytes) -> None:
+        """Move a payload that nobody refers to into the cache; what was never built just goes."""
+        entry = self._held.pop(key)
+        if entry.value is None:
+            self.live -= entry.size
+        else:
+            self._idle[key] = entry
+            self.cached += entry.size
 
-    def _oldest_idle(self) -> bytes:
-        return next(key for key, entry in self._entries.items() if not entry.refs)
+    def _evict(self, key: bytes) -> None:
+        size = self._idle.pop(key).size
+        self.live -= size
+        self.cached -= size

@@ -1,4 +1,4 @@
-"""Acquisition of media bytes: data URIs and remote URLs, within bytes, time and address policy.
+"""Acquisition of remote media, within bytes, time and address policy.
 
 Owns the fetch policy: a host is resolved once, every answer must be admissible, and the connection
 goes to a checked address while Host and SNI keep the name, so a resolver that changes its mind
@@ -10,13 +10,12 @@ message, so that answers do not map the inside of a network.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from typing import Literal
-from urllib.parse import unquote_to_bytes, urljoin
+from urllib.parse import urljoin
 
 import anyio
 import attrs
@@ -24,19 +23,20 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
-from ninfer.faults import Fault, Kind, Refused, invalid
+from ninfer.faults import Fault, Kind, Refused
 from ninfer.media.address import BadUrl, Target, public, read_url
+from ninfer.media.sources import Purse, bad_media, too_big
 
 Policy = Literal["public", "any", "off"]
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-BASE64_STEP = 4 << 20  # characters decoded at a time, because decoding holds the interpreter lock
+Connect = Callable[[str, int], Awaitable[ByteStream]]
+MOST_ADDRESSES = 4  # of one host are tried
 
 
 @attrs.frozen
 class FetchLimits:
-    """Bounds of one acquisition: bytes, seconds, hops."""
+    """Bounds of one acquisition: seconds, hops, ports under the public policy."""
 
-    item_bytes: int = 64 << 20
     seconds: float = 20.0
     stall_seconds: float = 5.0  # connecting, and each wait for bytes
     redirects: int = 5
@@ -49,82 +49,107 @@ async def resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+async def connect(address: str, port: int) -> ByteStream:
+    """Open a TCP connection to a literal address."""
+    return await anyio.connect_tcp(address, port)
+
+
+@cache
+def trusted() -> ssl.SSLContext:
+    """Load the system's certificates, once: it takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
 @attrs.frozen
 class Fetcher:
-    """Gets the bytes of a media source.  ``resolve_host`` is injected so that tests own the DNS."""
+    """Gets the bytes of media URLs.  DNS and connections are injected so that tests own them."""
 
     policy: Policy = "public"
     limits: FetchLimits = attrs.field(factory=FetchLimits)
-    resolve_host: Resolve = resolve
-    tls: ssl.SSLContext | None = None
+    resolve: Resolve = resolve
+    connect: Connect = connect
+    trust: Callable[[], ssl.SSLContext] = trusted
 
-    async def acquire(self, source: str, param: str) -> bytes:
-        """Return the bytes of ``source`` (data URI or http(s) URL).
+    async def fetch(self, url: str, param: str, purse: Purse) -> list[bytes]:
+        """Return the body of ``url`` in pieces, none of them joined on the event loop.
 
-        Raises ``Refused``: INVALID ``invalid_media`` for a malformed or oversized source,
-        FETCH_FAILED or FETCH_TIMEOUT for a remote that does not deliver.
+        Raises ``Refused``: INVALID ``invalid_media`` for a URL that can never work,
+        ``media_budget_exceeded`` beyond the purse, FETCH_FAILED or FETCH_TIMEOUT for a remote that
+        does not deliver.
         """
-        if source[:5].lower() == "data:":
-            return await read_data_uri(source, param, self.limits.item_bytes)
         try:
-            target = read_url(source)
+            target = read_url(url)
         except BadUrl as fault:
             raise bad_media(str(fault), param) from None
         if self.policy == "off":
             raise bad_media("this server does not fetch remote media; send a data URI", param)
-        return await self._remote(source, target, param)
-
-    async def _remote(self, url: str, target: Target, param: str) -> bytes:
         try:
             with anyio.fail_after(self.limits.seconds):
-                return await self._follow(url, target, param)
+                return await self._follow(url, target, param, purse)
         except TimeoutError:
             message = f"the media URL did not deliver within {self.limits.seconds:g} s"
             raise Refused(Fault(Kind.FETCH_TIMEOUT, message, "media_fetch_timeout", param)) from None
-        except (h11.RemoteProtocolError, anyio.BrokenResourceError, anyio.EndOfStream, OSError):
+        except (h11.ProtocolError, anyio.BrokenResourceError, anyio.EndOfStream, OSError, UnicodeError):
             raise _failed("the media URL could not be reached", param) from None
 
-    async def _follow(self, url: str, target: Target, param: str) -> bytes:
+    async def _follow(self, url: str, target: Target, param: str, purse: Purse) -> list[bytes]:
         for _ in range(self.limits.redirects + 1):
-            async with await self._connect(target) as stream:
+            async with await self._reach(target) as stream:
                 answer = await _Ask(stream, self.limits.stall_seconds).send(target)
                 if answer.status not in (301, 302, 303, 307, 308):
-                    return await self._body(answer, param)
-            url = urljoin(url, answer.header(b"location"))
+                    return await _body(answer, param, purse)
             try:
+                url = urljoin(url, answer.header(b"location"))
                 target = read_url(url)
-            except BadUrl:
+            except ValueError:  # BadUrl is one
                 raise _failed("the media URL redirects to a URL that cannot be fetched", param) from None
         raise _failed(f"the media URL redirects more than {self.limits.redirects} times", param)
 
-    async def _connect(self, target: Target) -> ByteStream:
-        """Resolve once, refuse unless every answer is admissible, connect to the first."""
+    async def _reach(self, target: Target) -> ByteStream:
+        """Resolve once, refuse unless every answer is admissible, connect to the first that listens."""
         if self.policy == "public" and target.port not in self.limits.ports:
             raise OSError("port not admitted")
         with anyio.fail_after(self.limits.stall_seconds):
-            addresses = await self.resolve_host(target.host, target.port)
+            addresses = await self.resolve(target.host, target.port)
             if not addresses or (self.policy == "public" and not all(map(public, addresses))):
                 raise OSError("no admissible address")
-            stream = await anyio.connect_tcp(addresses[0], target.port)
+            stream = await self._first(addresses[:MOST_ADDRESSES], target.port)
             if target.scheme == "http":
                 return stream
-            return await TLSStream.wrap(
-                stream, hostname=target.host, ssl_context=self.tls, standard_compatible=False
-            )
+            try:
+                return await TLSStream.wrap(
+                    stream, hostname=target.host, ssl_context=self.trust(), standard_compatible=False
+                )
+            except BaseException:
+                await anyio.aclose_forcefully(stream)
+                raise
 
-    async def _body(self, answer: _Ask, param: str) -> bytes:
-        if answer.status != 200:
-            raise _failed(f"the media URL answered with status {answer.status}", param)
-        limit = self.limits.item_bytes
-        declared = answer.header(b"content-length")
-        if declared.isdigit() and int(declared) > limit:
-            raise too_big(limit, param)
-        data = bytearray()
-        while chunk := await answer.data():
-            data += chunk
-            if len(data) > limit:
-                raise too_big(limit, param)
-        return bytes(data)
+    async def _first(self, addresses: Sequence[str], port: int) -> ByteStream:
+        for address in addresses[:-1]:
+            try:
+                with anyio.fail_after(self.limits.stall_seconds / len(addresses)):
+                    return await self.connect(address, port)
+            except OSError:  # TimeoutError is one
+                continue
+        return await self.connect(addresses[-1], port)
+
+
+async def _body(answer: _Ask, param: str, purse: Purse) -> list[bytes]:
+    if answer.status != 200:
+        raise _failed(f"the media URL answered with status {answer.status}", param)
+    declared, size = answer.header(b"content-length"), 0
+    if declared.isdigit() and int(declared) > purse.item:
+        raise too_big(purse.item, param)
+    pieces = []
+    while piece := await answer.data():
+        size += len(piece)
+        if size > purse.item:
+            raise too_big(purse.item, param)
+        purse.take(len(piece), param)
+        pieces.append(piece)
+    if not pieces:
+        raise _failed("the media URL answered with an empty body", param)
+    return pieces
 
 
 @attrs.define(eq=False)
@@ -168,42 +193,6 @@ class _Ask:
                     received = b""
             self._h11.receive_data(received)
         return event
-
-
-async def read_data_uri(source: str, param: str, limit: int) -> bytes:
-    """Decode a data URI in steps that never hold the interpreter for long.  Raises ``Refused``."""
-    head, comma, payload = source.partition(",")
-    if not comma:
-        raise bad_media("the data URI has no comma", param)
-    if not head.lower().endswith(";base64"):
-        raise bad_media("the data URI must be base64", param)
-    if len(payload) // 4 * 3 > limit + 3:
-        raise too_big(limit, param)
-    text = payload.encode("ascii", "replace")
-    if b"%" in text:
-        text = unquote_to_bytes(text)
-    data = bytearray()
-    try:
-        for start in range(0, len(text), BASE64_STEP):
-            data += base64.b64decode(text[start : start + BASE64_STEP], validate=True)
-            if start:
-                await anyio.lowlevel.checkpoint()
-    except (binascii.Error, ValueError):
-        raise bad_media("the data URI is not valid base64", param) from None
-    if not data:
-        raise bad_media("the data URI is empty", param)
-    return bytes(data)
-
-
-def bad_media(message: str, param: str) -> Refused:
-    """Build the refusal of a media source that can never work."""
-    return invalid(message, param=param, code="invalid_media")
-
-
-def too_big(limit: int, param: str) -> Refused:
-    """Build the refusal of a source over the byte budget."""
-    message = f"the media item is larger than {limit} bytes"
-    return invalid(message, param=param, code="media_budget_exceeded")
 
 
 def _failed(message: str, param: str) -> Refused:

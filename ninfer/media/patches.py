@@ -1,38 +1,42 @@
 """Pictures and clips to the patch rows that the vision tower reads.
 
 A row is one patch in (channel, time, y, x) order; rows go block by block of merged patches, so that the
-rows of one output token stand together.  Values are x / 127.5 - 1 in float32 arithmetic, kept as bf16.
+rows of one output token stand together.  Values stay the bytes they are: half of what bf16 would take,
+and exactly the same numbers once the tower has scaled them to x / 127.5 - 1.  Frames are resized and cut
+as they are decoded: beside the rows, one frame is in memory at a time.
 
-The one thing a reader would get wrong: a still picture fills both time slots of its patches.
+The one thing a reader would get wrong: a still picture fills all time slots of its patches.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any
 
 import attrs
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from ninfer.media.decode import DecodeLimits, Pixels, animation, animation_size, bad, decode_picture
-from ninfer.media.resize import Geometry, Unfit, picture_size, run_seconds, sampled_frames, video_size
-from ninfer.media.video import read_video
+from ninfer.media.decode import Pulse, bad, decode_frames, decode_picture
+from ninfer.media.headers import Sketch
+from ninfer.media.plan import Kind, Plan
+from ninfer.media.resize import Geometry
+from ninfer.media.video import decode_reel
 
-Rows = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.uint8]
 
 
 @attrs.frozen(eq=False)
 class Patches:
     """A preprocessed item, immutable.
 
-    ``rows`` (patches, channels * temporal * patch * patch) bf16; ``grid`` (t, h, w) in patches;
+    ``rows`` (patches, channels * temporal * patch * patch) uint8; ``grid`` (t, h, w) in patches;
     ``seconds`` the mean time of each temporal run of a video.
     """
 
-    rows: npt.NDArray[ml_dtypes.bfloat16]
+    rows: Rows
     grid: tuple[int, int, int]
     seconds: tuple[float, ...]
 
@@ -42,71 +46,62 @@ class Patches:
         return int(self.rows.nbytes)
 
 
-def media_key(kind: Literal["image", "video"], data: bytes) -> bytes:
+def media_key(kind: Kind, data: bytes) -> bytes:
     """Identify an item by its source bytes and modality."""
-    return hashlib.sha256(kind.encode() + b"\0" + data).digest()
+    digest = hashlib.sha256(kind.encode() + b"\0")
+    digest.update(data)
+    return digest.digest()
 
 
-def preprocess(
-    kind: Literal["image", "video"], data: bytes, param: str, g: Geometry, limits: DecodeLimits
-) -> Patches:
-    """Decode, resize and cut one item; runs on a worker thread.  Raises ``Refused``."""
-    try:
-        return _picture(data, param, g, limits) if kind == "image" else _video(data, param, g, limits)
-    except Unfit as problem:
-        raise bad(param, f"does not fit: {problem}") from None
+def preprocess(plan: Plan, data: bytes, param: str, pulse: Pulse) -> Patches:
+    """Decode, resize and cut one item as planned; runs on a worker thread.  Raises ``Refused``."""
+    g, (times, height, width) = plan.geometry, plan.grid
+    rows = np.empty((plan.patches, g.values), np.uint8)
+    runs = rows.reshape(times, height * width, 3, g.temporal, g.patch * g.patch)
+    taken = 0
+    for picture in _pictures(plan, data, param, pulse):
+        pulse()
+        time, slot = divmod(taken, g.temporal)
+        cut(_resized(picture, plan), g, runs[time, :, :, slot:])  # the last frame fills its run
+        taken += 1
+    if not taken:
+        raise bad(param, "holds no frames")
+    runs[-(-taken // g.temporal) :] = runs[(taken - 1) // g.temporal, :, :, -1:]  # what was promised
+    rows.setflags(write=False)
+    return Patches(rows, plan.grid, plan.seconds)
 
 
-def _picture(data: bytes, param: str, g: Geometry, limits: DecodeLimits) -> Patches:
-    picture = decode_picture(data, param, limits)
-    height, width = picture_size(picture.height, picture.width, g)
-    frame = _resized(picture, height, width)
-    return _freeze(cut(np.stack([frame] * g.temporal), g), (1, height // g.patch, width // g.patch), ())
+def _pictures(plan: Plan, data: bytes, param: str, pulse: Pulse) -> Iterator[Image.Image]:
+    """Yield the frames that are taken, or fewer if a container holds less than it says."""
+    if not isinstance(plan.source, Sketch):
+        yield from decode_reel(data, plan.source, frozenset(plan.frames), param, pulse)
+    elif plan.kind == "video":
+        yield from decode_frames(data, plan.source, frozenset(plan.frames), param, pulse)
+    else:
+        yield decode_picture(data, plan.source, param)
 
 
-def _video(data: bytes, param: str, g: Geometry, limits: DecodeLimits) -> Patches:
-    frames, seconds = _sampled(data, param, g, limits)
-    height, width = video_size(len(frames), frames[0].height, frames[0].width, g)
-    pixels = [_resized(frame, height, width) for frame in frames]
-    pixels += [pixels[-1]] * (-len(pixels) % g.temporal)
-    grid = (len(pixels) // g.temporal, height // g.patch, width // g.patch)
-    return _freeze(cut(np.stack(pixels), g), grid, run_seconds(seconds, g.temporal))
+def _resized(picture: Image.Image, plan: Plan) -> Image.Image:
+    if picture.size == (plan.width, plan.height):
+        return picture
+    return picture.resize((plan.width, plan.height), Image.Resampling.BICUBIC)
 
 
-def _sampled(
-    data: bytes, param: str, g: Geometry, limits: DecodeLimits
-) -> tuple[list[Image.Image], list[float]]:
-    moving = animation(data, param, limits)
-    if moving is None:
-        return read_video(data, param, g, limits)
-    count, fps, _, _ = animation_size(data, param, limits) or (0, 0.0, 0, 0)
-    chosen = set(sampled_frames(count, fps, g))
-    kept = [shown for index, shown in enumerate(moving) if index in chosen]
-    return [frame for frame, _ in kept], [second for _, second in kept]
+def cut(picture: Image.Image, g: Geometry, rows: Rows) -> None:
+    """Cut an RGB picture into ``rows`` (patches, 3, slots, patch * patch), in merge-block order.
+
+    Every time slot receives the same.  Works in strips one block high, which stay in the processor's
+    cache, and moves whole patch lines.
+    """
+    side, m, p = g.factor, g.merge, g.patch
+    across, slots = picture.width // side, rows.shape[2]
+    line = _LINES.get(p, np.dtype(f"V{p}"))
+    out = rows.reshape(-1, across, m, m, 3, slots, p * p).view(line)
+    for strip, blocks in enumerate(out):
+        box = (0, strip * side, picture.width, (strip + 1) * side)
+        planar = np.frombuffer(picture.crop(box).tobytes("raw", "RGB;L"), line)
+        lines = planar.reshape(m, p, 3, across, m).transpose(3, 0, 4, 2, 1)
+        blocks[...] = lines[:, :, :, :, None]
 
 
-def _resized(picture: Image.Image, height: int, width: int) -> Pixels:
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(picture, np.uint8)
-
-
-def cut(frames: npt.NDArray[np.uint8], g: Geometry) -> Rows:
-    """Cut frames (T, H, W, 3) into patch rows in merge-block order, normalised.  -> (patches, values)."""
-    t, h, w = frames.shape[0] // g.temporal, frames.shape[1] // g.patch, frames.shape[2] // g.patch
-    m, p = g.merge, g.patch
-    blocks = frames.reshape(t, g.temporal, h // m, m, p, w // m, m, p, 3)
-    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(t * h * w, -1)
-    return _TABLE[ordered]
-
-
-# x / 127.5 - 1 as the processors compute it: rescale by 1/255, then (x - 0.5) / 0.5, in float32.
-_TABLE: Rows = ((np.arange(256, dtype=np.float32) * np.float32(1 / 255)) - np.float32(0.5)) / np.float32(
-    0.5
-)
-
-
-def _freeze(rows: Rows, grid: tuple[int, int, int], seconds: tuple[float, ...]) -> Patches:
-    kept = rows.astype(ml_dtypes.bfloat16)
-    kept.setflags(write=False)
-    return Patches(kept, grid, seconds)
+_LINES: dict[int, np.dtype[Any]] = {16: np.dtype(np.complex128)}  # moved in one piece, never computed with

@@ -1,8 +1,8 @@
 """How large a picture becomes before it is cut into patches, and which frames of a video are taken.
 
 Pure arithmetic on the numbers of the artifact's processor configs.  The one thing a reader would get
-wrong: sides are rounded half to even, but the over-large and over-small cases scale the *original*
-sides and then floor or ceil.
+wrong: sides (and frame pairs) are rounded half to even, but the over-large and over-small cases scale
+the *original* sides and then floor or ceil.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from ninfer.faults import StartupError
 
@@ -27,7 +28,7 @@ class Unfit(ValueError):
 class Geometry:
     """What an artifact's processor configs say.  Pixels are counts, sides are pixels.
 
-    ``low``/``high`` bound a picture's pixels; for videos they bound padded frames x height x width.
+    ``low``/``high`` bound a picture's pixels; for videos they bound frames x height x width.
     """
 
     patch: int = 16
@@ -46,6 +47,16 @@ class Geometry:
         """Every side is a multiple of this."""
         return self.patch * self.merge
 
+    @property
+    def values(self) -> int:
+        """Values of one patch row."""
+        return 3 * self.temporal * self.patch**2
+
+    @property
+    def least_patches(self) -> int:
+        """Patches that every picture has, however small."""
+        return max(self.merge**2, self.low // self.patch**2)
+
 
 def read_geometry(image: bytes, video: bytes) -> Geometry:
     """Read preprocessor_config.json and video_preprocessor_config.json.  Raises ``StartupError``."""
@@ -55,7 +66,7 @@ def read_geometry(image: bytes, video: bytes) -> Geometry:
     )
     base = Geometry()
     try:
-        return Geometry(
+        found = Geometry(
             patch=int(picture.get("patch_size", base.patch)),
             temporal=int(picture.get("temporal_patch_size", base.temporal)),
             merge=int(picture.get("merge_size", base.merge)),
@@ -69,6 +80,9 @@ def read_geometry(image: bytes, video: bytes) -> Geometry:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StartupError(f"the artifact's processor config lacks or misstates {problem}") from None
+    if min(attrs.astuple(found)) <= 0:
+        raise StartupError("the artifact's processor config has a size that is not positive")
+    return found
 
 
 def _config(raw: bytes, name: str) -> Mapping[str, Any]:
@@ -93,16 +107,18 @@ def picture_size(height: int, width: int, g: Geometry) -> tuple[int, int]:
 def video_size(frames: int, height: int, width: int, g: Geometry) -> tuple[int, int]:
     """Return the height and width to resize every frame to.  Raises ``Unfit``."""
     if min(height, width) < g.factor:
-        raise Unfit(f"a video must be at least {g.factor} pixels high and wide")
+        scale = max(g.factor / height, g.factor / width)
+        height, width = int(height * scale), int(width * scale)
     _check_aspect(height, width)
-    padded = -(-frames // g.temporal) * g.temporal
-    return _fit(height, width, frames * height * width, padded, g.video_low, g.video_high, g.factor)
+    frames = max(frames, g.temporal)
+    depth = round(frames / g.temporal) * g.temporal
+    return _fit(height, width, frames * height * width, depth, g.video_low, g.video_high, g.factor)
 
 
 def _fit(
     height: int, width: int, volume: int, depth: int, low: int, high: int, factor: int
 ) -> tuple[int, int]:
-    h, w = (max(factor, round(side / factor) * factor) for side in (height, width))
+    h, w = (round(side / factor) * factor for side in (height, width))  # 0 for a sliver: then it grows
     if depth * h * w > high:
         shrink = math.sqrt(volume / high)
         h, w = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
@@ -121,9 +137,7 @@ def sampled_frames(total: int, fps: float, g: Geometry) -> list[int]:
     """Choose frame indices at about ``g.fps`` a second, evenly from first to last."""
     wanted = int(total / fps * g.fps) if fps > 0 else g.least_frames
     wanted = min(max(wanted, g.least_frames), g.most_frames, total)
-    if wanted == 1:
-        return [0]
-    return [round(i * (total - 1) / (wanted - 1)) for i in range(wanted)]
+    return [int(index) for index in np.linspace(0, total - 1, wanted).round()]
 
 
 def run_seconds(times: list[float], temporal: int) -> tuple[float, ...]:
