@@ -1,7 +1,7 @@
 """Launches of the Gated DeltaNet kernels: a step, a prompt, a fold.
 
-The one thing a reader would get wrong: decode advances a slot inside the kernel, prefill needs
-``delta_ring`` behind it, and fold needs it once for all layers.
+The one thing a reader would get wrong: decode moves the convolution history inside the kernel, prefill
+needs ``delta_ring`` behind it, and fold needs it once for all layers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import attrs
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
 from ninfer.ops.cuda_state import (
+    DELTA_DIM,
     NO_RECORD,
     DeltaWeights,
     ImagePool,
@@ -23,7 +24,10 @@ from ninfer.ops.cuda_state import (
 )
 from ninfer.ops.verbs import Step
 
-SPAN = 16  # tokens that delta_prefill.cu stages at once
+TILE, SPAN = 64, 16  # tokens of a tile, and of a warp of tiles_prepare
+SOLVE_BYTES = 2 * TILE * DELTA_DIM * 2 + TILE * TILE * 4 + 2 * TILE * 4
+STAGE_BYTES = 3 * TILE * DELTA_DIM * 2 + 2 * TILE * TILE * 2 + 2 * TILE * 4  # Stage of delta_tiles.cu
+WORK_BYTES = DELTA_DIM * TILE * 2 + 2 * TILE * TILE * 2
 
 
 @attrs.frozen(eq=False)
@@ -53,6 +57,7 @@ class Delta:
     images: ImagePool
     records: Records | None = None
     layers: DeviceArray | None = None  # u8: one DeltaLayer struct a layer
+    shared_limit: int = 99 << 10
     dependent: bool = True
 
     def __call__(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
@@ -81,21 +86,43 @@ class Delta:
         return out
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
-        shape, count, take = self.shape, step.rows, self.take
-        padded = -(-count // SPAN) * SPAN
-        q, k = take((count, shape.key_width), "f32"), take((count, shape.key_width), "f32")
-        v, o = take((count, shape.value_width), "f32"), take((count, shape.value_width), "f32")
-        decay, beta = take((shape.value_heads, padded), "f32"), take((shape.value_heads, padded), "f32")
-        image, heads = self.images.pack(layer), 2 * shape.key_heads + shape.value_heads
-        get = self.library.get
-        get("delta_prefill.cu", "delta_prepare").launch(
-            (padded // SPAN, -(-heads // 4)),
+        shape, count = self.shape, step.rows
+        o = self._tiles(rows, weights, layer, step)
+        out, total = self.take(rows.z.shape, "bf16"), count * shape.value_heads
+        stages = self._stages
+        self.library.get("delta_tiles.cu", "delta_norm", STAGES=stages).launch(
+            -(-total // 8), 256, out, o, rows.z, weights.norm, total, shape.eps
+        )
+        self.library.get("delta_step.cu", "delta_ring").launch(
+            (-(-shape.channels // 256), 1, 1),
+            256,
+            *(rows.q, rows.k, rows.v, shape.key_width, shape.value_width, shape.key_width),
+            *(shape.channels, 0, 0, self.images.pack(layer), 0, None, step.slots),
+            *(step.offsets.rows(1, 2), step.frontiers),
+        )
+        return out
+
+    @property
+    def _stages(self) -> int:
+        return 2 if self.shared_limit >= STAGE_BYTES * 2 + WORK_BYTES else 1
+
+    def _tiles(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
+        """Run the delta rule tile by tile.  -> o (T, value_width) float32."""
+        shape, count, take, get = self.shape, step.rows, self.take, self.library.get
+        keys, values, stages = shape.key_heads, shape.value_heads, self._stages
+        tiles = (count + 2 * TILE - 2) // TILE  # whatever the place of the first row in its tile
+        total = tiles * TILE
+        q, k, v = (take((total, n * DELTA_DIM), "bf16") for n in (keys, keys, values))
+        g, beta, into, out_of = (take((values, total), "f32") for _ in range(4))
+        image = self.images.pack(layer)
+        get("delta_tiles.cu", "tiles_prepare", STAGES=stages).launch(
+            (total // SPAN, -(-(2 * keys + values) // 4)),
             128,
             *(
                 q,
                 k,
                 v,
-                decay,
+                g,
                 beta,
                 rows.pack(),
                 weights.pack(shape),
@@ -103,36 +130,28 @@ class Delta:
                 step.slots,
                 step.frontiers,
                 count,
+                total,
             ),
             dependent=self.dependent,
         )
-        get("delta_prefill.cu", "delta_recur").launch(
-            (8, shape.value_heads),
-            128,
-            *(o, q, k, v, decay, beta, image, step.slots, shape.key_heads, shape.value_heads, count),
-        )
-        out = take(rows.z.shape, "bf16")
-        total = count * shape.value_heads
-        get("delta_prefill.cu", "delta_norm").launch(
-            -(-total // 8), 256, out, o, rows.z, weights.norm, total, shape.eps
-        )
-        get("delta_step.cu", "delta_ring").launch(
-            (-(-shape.channels // 256), 1, 1),
+        mixed = take((tiles * values, TILE, TILE), "bf16")
+        u, w = (take((tiles * values, TILE, DELTA_DIM), "bf16") for _ in range(2))
+        solved = struct.pack("5Q", mixed.ptr, u.ptr, w.ptr, into.ptr, out_of.ptr)
+        get("delta_tiles.cu", "tiles_solve", STAGES=stages).launch(
+            (tiles, values),
             256,
-            *(
-                rows.q,
-                rows.k,
-                rows.v,
-                shape.key_width,
-                shape.value_width,
-                shape.key_width,
-                shape.channels,
-                0,
-                0,
-            ),
-            *(image, 0, None, step.slots, step.offsets.rows(1, 2), step.frontiers),
+            *(solved, q, k, v, g, beta, step.frontiers, keys, values, count, total),
+            shared=SOLVE_BYTES,
         )
-        return out
+        o = take((count, shape.value_width), "f32")
+        run = solved + struct.pack("QQiiii", q.ptr, k.ptr, keys, values, total, tiles)
+        get("delta_tiles.cu", "tiles_run", STAGES=stages).launch(
+            (2, values),
+            256,
+            *(o, run, image, step.slots, step.frontiers, count),
+            shared=stages * STAGE_BYTES + WORK_BYTES,
+        )
+        return o
 
     def fold(self, lanes: DeviceArray, slots: DeviceArray, keeps: DeviceArray) -> None:
         """Advance slots over the first ``keeps`` rows of their lanes' records, in every layer."""

@@ -236,7 +236,7 @@ def _delta(
     records = None
     if sizes.drafts:
         records = Records.take(keep, shape, len(layers), sizes.lanes, 1 + sizes.drafts)
-    return DeltaKernels(machine.library, lend, shape, images, records, table)
+    return DeltaKernels(machine.library, lend, shape, images, records, table, machine.shared_bytes)
 
 
 def reset(program: CudaProgram) -> None:

@@ -106,15 +106,15 @@ class Layer:
             before = len(self.keys[lane])
             self.keys[lane] = np.concatenate((self.keys[lane], k[rows]))
             self.values[lane] = np.concatenate((self.values[lane], v[rows]))
-            for i in range(count):
-                n = before + i + 1
-                if n <= first:
-                    continue
-                keys, values = self.keys[lane][first:n], self.values[lane][first:n]
-                for h in range(self.heads):
-                    score = keys[:, h // group] @ q[at + i, h] / 16
-                    weight = np.exp(score - score.max())
-                    out[at + i, h] = weight @ values[:, h // group] / weight.sum()
+            keys, values = self.keys[lane], self.values[lane]
+            seen = np.arange(len(keys)) <= before + np.arange(count)[:, None]
+            seen &= np.arange(len(keys)) >= first
+            for h in range(self.heads):
+                score = q[rows, h] @ keys[:, h // group].T / 16
+                score = np.where(seen, score.astype(np.float64), -np.inf)
+                weight = np.exp(score - score.max(1, keepdims=True, initial=-1e30))
+                total = weight.sum(1, keepdims=True)
+                out[rows, h] = weight @ values[:, h // group] / np.where(total > 0, total, 1)
             at += count
         return (out / (1 + np.exp(-gate))).reshape(len(q), -1)
 

@@ -36,7 +36,8 @@ class Net:
         self.images = ImagePool(bed.zeros((slots, image_bytes(shape, 2)), "u8"), shape, 2)
         table = bed.to(np.frombuffer(self.weights.pack(shape) * 2, np.uint8))
         records = Records.take(bed.take, shape, 2, 3, 8)
-        self.run = Delta(bed.library, bed.take, shape, self.images, records, table)
+        limit = bed.machine.shared_bytes
+        self.run = Delta(bed.library, bed.take, shape, self.images, records, table, limit)
 
     def rows(self, count: int) -> dict[str, Any]:
         shape, rng = self.shape, self.rng
@@ -110,23 +111,39 @@ def test_prompts_and_steps_follow_the_recurrence(bed: Bed, key_heads: int, value
     outs += [net.go("decode", cut(rows, i, i + 1), [2], [i], [1]) for i in range(half, count)]
     want, state = net.reference(rows)
     assert relative(np.concatenate(outs), want) <= 8e-3
-    assert relative(net.state(2), state) <= 1e-5
+    assert relative(net.state(2), state) <= 5e-3
     assert not any(net.image(slot).any() for slot in (0, 1, 3))
 
 
 @heads
-@pytest.mark.parametrize("cuts", [(37,), (1, 2, 16, 17, 37), (3, 35, 37)])
-def test_prompts_have_the_bits_of_steps_wherever_they_are_cut(
+def test_prompts_do_not_depend_on_cuts_at_whole_tiles(bed: Bed, key_heads: int, value_heads: int) -> None:
+    only_on_a_card(bed, key_heads > 1)
+    whole, cutted = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
+    rows = whole.rows(150)
+    for net in (whole, cutted):  # begin inside a tile
+        net.go("prefill", cut(rows, 0, 5), [1], [0], [5])
+    want = whole.go("prefill", cut(rows, 5, 150), [1], [5], [145])
+    edges = (5, 64, 128, 150)
+    outs = [cutted.go("prefill", cut(rows, a, b), [1], [a], [b - a]) for a, b in itertools.pairwise(edges)]
+    assert (np.concatenate(outs) == want).all()
+    assert (cutted.image(1) == whole.image(1)).all()
+
+
+@heads
+@pytest.mark.parametrize("cuts", [(37,), (1, 2, 16, 17, 37), (70, 100)])
+def test_prompts_agree_with_steps_wherever_they_are_cut(
     bed: Bed, key_heads: int, value_heads: int, cuts: Any
 ) -> None:
     only_on_a_card(bed, key_heads > 1)
-    stepped, filled = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
-    rows = stepped.rows(37)
-    want = np.concatenate([stepped.go("decode", cut(rows, i, i + 1), [1], [i], [1]) for i in range(37)])
+    stepped, filled, count = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads), cuts[-1]
+    rows = stepped.rows(count)
+    want = np.concatenate([stepped.go("decode", cut(rows, i, i + 1), [1], [i], [1]) for i in range(count)])
     edges = (0, *cuts)
     outs = [filled.go("prefill", cut(rows, a, b), [1], [a], [b - a]) for a, b in itertools.pairwise(edges)]
-    assert (np.concatenate(outs) == want).all()
-    assert (filled.image(1) == stepped.image(1)).all()
+    assert relative(np.concatenate(outs), want) <= 8e-3
+    assert relative(filled.state(1), stepped.state(1)) <= 5e-3
+    size = 2 * filled.images.recurrent_bytes
+    assert (filled.image(1)[size:] == stepped.image(1)[size:]).all()  # the convolution history is exact
 
 
 @heads
@@ -171,3 +188,11 @@ def test_a_row_has_the_same_bits_in_any_batch(bed: Bed) -> None:
     batch = net.go("decode", rows, [2, 0, 3], [0, 0, 0], [1, 1, 1])
     assert (net.go("decode", cut(rows, 1, 2), [1], [0], [1])[0] == batch[1]).all()
     assert (net.image(0) == net.image(1)).all()
+
+
+def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed) -> None:
+    nets = [Net(bed, 1, 2), Net(bed, 1, 2)]
+    nets[1].run.shared_limit = 99 << 10
+    rows = nets[0].rows(150)
+    first, second = (net.go("prefill", rows, [1], [0], [150]) for net in nets)
+    assert (first == second).all() and (nets[0].image(1) == nets[1].image(1)).all()

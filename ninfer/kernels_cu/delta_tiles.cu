@@ -1,0 +1,414 @@
+// The Gated DeltaNet over many rows of one sequence, tile by tile of 64 tokens, on tensor cores.
+//
+// With G the running sum of g inside a tile, D_ij = exp(G_i - G_j) for j <= i, and S the state before it:
+//   A = strictly lower part of (beta_i k_i . k_j D_ij),   (I + A) [U | W] = [beta V | beta exp(G) K]
+//   V' = U - W S,   O = exp(G) Q S + (Q K^T . D) V',   S <- exp(G_63) S + (exp(G_63 - G) K)^T V'
+// tiles_prepare convolves, norms and computes g and beta, tokens side by side; tiles_solve finds U, W and
+// Q K^T . D of every tile and head at once, solving in float32; tiles_run walks the tiles, a block a head
+// and half of its value dimensions, with S in float32 registers.  delta_norm gates and norms; delta_ring
+// (delta_step.cu) moves the convolution history.
+//
+// Tiles begin at multiples of 64 of the sequence; rows that are not there have g = beta = 0 and change
+// nothing, so a prompt's bits do not depend on cuts that fall on multiples of 64.
+//
+// The one thing a reader would get wrong: arrays of rows here are tiled: row 0 is the first of its tile, and
+// the first `lead` rows (frontier % 64) may be padding.
+//
+// A spill is allowed: two blocks of tiles_solve a multiprocessor are worth a few words of each column.
+//: spills tiles_solve 96
+//: variants STAGES 1 2
+#include "delta.cuh"
+
+constexpr int TILE = 64, SPAN = 16, HALF = 64;  // HALF: value dimensions of a tiles_run block
+
+__device__ __forceinline__ int lead_of(const int* frontiers) { return frontiers[0] % TILE; }
+
+// exp(a_log) softplus(a + dt_bias), the negative of g.
+__device__ __forceinline__ float fade_of(const DeltaLayer& layer, int head, float a) {
+    float x = a + layer.dt_bias[head];
+    return expf(layer.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
+}
+
+// q, k (rows, key_heads, HEAD), v (rows, value_heads, HEAD) in bf16; g, beta (value_heads, rows); rows = 64 *
+// tiles, tiled.  Grid (rows / SPAN, parts of 4 heads), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k, bf16* v, float* g, float* beta,
+                                                               DeltaRows in, DeltaLayer layer, Images images,
+                                                               const int* slots, const int* frontiers, int count,
+                                                               int rows) {
+    int lane = threadIdx.x % 32, part = blockIdx.y * 4 + threadIdx.x / 32;
+    int keys = layer.key_heads, values = layer.value_heads;
+    if (part >= 2 * keys + values) return;
+    int kind = part < keys ? 0 : part < 2 * keys ? 1 : 2, head = part - kind * keys;
+    int channels = (2 * keys + values) * HEAD, channel = part * HEAD + lane * 4;
+    const bf16* x = (kind == 0 ? in.q : kind == 1 ? in.k : in.v) + head * HEAD + lane * 4;
+    int stride = kind == 2 ? in.value_stride : in.key_stride;
+    int width = (kind == 2 ? values : keys) * HEAD;
+    bf16* out = (kind == 0 ? q : kind == 1 ? k : v) + head * HEAD + lane * 4;
+    const bf16* ring = ring_of(images, slots[0]) + channel;
+    float w[4][TAPS];
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) {
+        float4 tap = load4(layer.taps + j * channels + channel);
+        w[0][j] = tap.x, w[1][j] = tap.y, w[2][j] = tap.z, w[3][j] = tap.w;
+    }
+    int first = frontiers[0], begin = static_cast<int>(blockIdx.x) * SPAN - first % TILE;
+    auto raw = [&](int row) {
+        if (row >= count || row < 1 - TAPS) return make_float4(0, 0, 0, 0);
+        return row >= 0 ? load4(x + static_cast<long long>(row) * stride)
+                        : load4(ring + ((first + row + TAPS) % TAPS) * channels);
+    };
+    float4 past[TAPS] = {raw(begin - 3), raw(begin - 2), raw(begin - 1), {}};
+    for (int i = 0; i < SPAN; i++) {
+        int row = begin + i;
+        past[3] = raw(row);
+        float4 y = make_float4(convolve(w[0], past[0].x, past[1].x, past[2].x, past[3].x),
+                               convolve(w[1], past[0].y, past[1].y, past[2].y, past[3].y),
+                               convolve(w[2], past[0].z, past[1].z, past[2].z, past[3].z),
+                               convolve(w[3], past[0].w, past[1].w, past[2].w, past[3].w));
+        if (kind == 0) y = y * query_factor(y);
+        if (kind == 1) y = y * key_factor(y);
+        if (row < 0 || row >= count) y = make_float4(0, 0, 0, 0);
+        store4(out + static_cast<long long>(blockIdx.x * SPAN + i) * width, y);
+        past[0] = past[1], past[1] = past[2], past[2] = past[3];
+    }
+    if (kind == 2 && lane < SPAN) {
+        int row = begin + lane, at = row * in.gate_stride + head;
+        bool live = row >= 0 && row < count;
+        long long place = static_cast<long long>(head) * rows + blockIdx.x * SPAN + lane;
+        g[place] = live ? -fade_of(layer, head, __bfloat162float(in.a[at])) : 0.0f;
+        beta[place] = live ? beta_of(__bfloat162float(in.b[at])) : 0.0f;
+    }
+}
+
+// Rows of WIDTH bf16 in shared memory; 16-byte runs permuted so that eight rows meet no bank twice.
+template <int WIDTH>
+__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
+    return tile + row * WIDTH + ((chunk ^ (row & 7)) << 3);
+}
+
+// Start copying a tile of 64 rows; `stride` elements apart in memory.
+template <int WIDTH>
+__device__ __forceinline__ void fetch(bf16* tile, const bf16* from, int stride) {
+    for (int i = threadIdx.x; i < TILE * WIDTH / 8; i += 256) {
+        int row = i / (WIDTH / 8), chunk = i % (WIDTH / 8);
+        copy16_async(cell<WIDTH>(tile, row, chunk), from + static_cast<long long>(row) * stride + chunk * 8, true);
+    }
+}
+
+// A fragment of rows m .. m + 15, columns 16 step .. + 15.
+template <int WIDTH>
+__device__ __forceinline__ void left(u32 (&a)[4], bf16* tile, int m, int step) {
+    int lane = threadIdx.x % 32;
+    ldmatrix4(a, cell<WIDTH>(tile, m + lane % 16, step * 2 + lane / 16));
+}
+
+// B fragments of x @ tile^T: rows n .. n + 15 of the tile are columns of the product.
+template <int WIDTH>
+__device__ __forceinline__ void right_rows(u32 (&b)[4], bf16* tile, int n, int step) {
+    int lane = threadIdx.x % 32;
+    ldmatrix4(b, cell<WIDTH>(tile, n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+}
+
+// B fragments of x @ tile: columns n .. n + 15 of the tile.
+template <int WIDTH>
+__device__ __forceinline__ void right_columns(u32 (&b)[4], bf16* tile, int n, int step) {
+    int lane = threadIdx.x % 32;
+    ldmatrix4_transposed(b, cell<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, n / 8 + lane / 16));
+}
+
+// A fragment of tile^T: columns m .. m + 15 of the tile as rows.
+template <int WIDTH>
+__device__ __forceinline__ void left_transposed(u32 (&a)[4], bf16* tile, int m, int step) {
+    int lane = threadIdx.x % 32;
+    ldmatrix4_transposed(a, cell<WIDTH>(tile, step * 16 + lane / 16 * 8 + lane % 8, m / 8 + lane / 8 % 2));
+}
+
+__device__ __forceinline__ u32 pack2(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+// Running sums of g over the tile by the first warp, and beta beside them.
+__device__ __forceinline__ void tile_gates(float* sums, float* betas, const float* g, const float* beta) {
+    int lane = threadIdx.x;
+    if (lane >= 32) return;
+    float2 mine = reinterpret_cast<const float2*>(g)[lane];
+    float total = mine.x + mine.y, sum = total;
+    for (int m = 1; m < 32; m *= 2) {
+        float other = __shfl_up_sync(~0u, sum, m);
+        if (lane >= m) sum += other;
+    }
+    sums[2 * lane] = sum - total + mine.x;
+    sums[2 * lane + 1] = sum;
+    reinterpret_cast<float2*>(betas)[lane] = reinterpret_cast<const float2*>(beta)[lane];
+}
+
+// What tiles_solve leaves of every (tile, value head): mixed (64, 64) = Q K^T . D, u and w (64, HEAD), all bf16;
+// into, out_of (value_heads, rows): exp(G) and exp(G_63 - G).
+struct Solved {
+    bf16* mixed;
+    bf16* u;
+    bf16* w;
+    float* into;
+    float* out_of;
+};
+
+// matrix (64, 64) float32 = A; mixed goes to global memory.  A warp takes 16 rows and 32 columns.
+__device__ __forceinline__ void correlate(float* matrix, bf16* mixed, bf16* queries, bf16* keys, const float* sums,
+                                          const float* betas) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp / 2 * 16, n = warp % 2 * 32;
+    float kk[4][4] = {}, qk[4][4] = {};
+#pragma unroll
+    for (int step = 0; step < HEAD / 16; step++) {
+        u32 a[4], c[4], b[4];
+        left<HEAD>(a, keys, m, step);
+        left<HEAD>(c, queries, m, step);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            right_rows<HEAD>(b, keys, n + j * 8, step);
+            mma_bf16(kk[j], a, b[0], b[1]);
+            mma_bf16(kk[j + 1], a, b[2], b[3]);
+            mma_bf16(qk[j], c, b[0], b[1]);
+            mma_bf16(qk[j + 1], c, b[2], b[3]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = m + lane / 4 + half * 8, column = n + j * 8 + lane % 4 * 2;
+            float d0 = column <= row ? expf(sums[row] - sums[column]) : 0.0f;
+            float d1 = column + 1 <= row ? expf(sums[row] - sums[column + 1]) : 0.0f;
+            float* at = matrix + row * TILE + column;
+            at[0] = column < row ? betas[row] * kk[j][2 * half] * d0 : 0.0f;
+            at[1] = column + 1 < row ? betas[row] * kk[j][2 * half + 1] * d1 : 0.0f;
+            *reinterpret_cast<u32*>(mixed + row * TILE + column) = pack2(qk[j][2 * half] * d0, qk[j][2 * half + 1] * d1);
+        }
+}
+
+// Grid (tiles, value_heads), 256 threads, 49,664 bytes of shared memory; a thread solves one column of [U | W].
+extern "C" __global__ void __launch_bounds__(256, 2) tiles_solve(Solved to, const bf16* q, const bf16* k, const bf16* v,
+                                                             const float* g, const float* beta, const int* frontiers,
+                                                             int key_heads, int value_heads, int count, int rows) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    bf16 *queries = reinterpret_cast<bf16*>(memory), *keys = queries + TILE * HEAD;
+    float *matrix = reinterpret_cast<float*>(keys + TILE * HEAD), *sums = matrix + TILE * TILE, *betas = sums + TILE;
+    int tile = blockIdx.x, head = blockIdx.y, key = head / (value_heads / key_heads);
+    if (tile * TILE >= lead_of(frontiers) + count) return;
+    long long row = static_cast<long long>(tile) * TILE, gates = static_cast<long long>(head) * rows + row;
+    long long block = (static_cast<long long>(tile) * value_heads + head) * TILE;
+    fetch<HEAD>(queries, q + (row * key_heads + key) * HEAD, key_heads * HEAD);
+    fetch<HEAD>(keys, k + (row * key_heads + key) * HEAD, key_heads * HEAD);
+    copies_commit();
+    tile_gates(sums, betas, g + gates, beta + gates);
+    int column = threadIdx.x % HEAD;
+    bool value = threadIdx.x < HEAD;
+    float x[TILE];
+#pragma unroll
+    for (int i = 0; i < TILE; i++)
+        x[i] = value ? __bfloat162float(v[((row + i) * value_heads + head) * HEAD + column]) : 0.0f;
+    copies_wait<0>();
+    __syncthreads();
+    correlate(matrix, to.mixed + block * TILE, queries, keys, sums, betas);
+    if (threadIdx.x < TILE) {
+        to.into[gates + threadIdx.x] = expf(sums[threadIdx.x]);
+        to.out_of[gates + threadIdx.x] = expf(sums[TILE - 1] - sums[threadIdx.x]);
+    }
+#pragma unroll
+    for (int i = 0; i < TILE; i++) {
+        if (!value) x[i] = __bfloat162float(cell<HEAD>(keys, i, column / 8)[column % 8]) * expf(sums[i]);
+        x[i] *= betas[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 1; i < TILE; i++) {
+        float part[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int j = 0; j < i; j += 4) {
+            float4 a = reinterpret_cast<const float4*>(matrix + i * TILE)[j / 4];
+            part[0] = fmaf(a.x, x[j], part[0]);
+            if (j + 1 < i) part[1] = fmaf(a.y, x[j + 1], part[1]);
+            if (j + 2 < i) part[2] = fmaf(a.z, x[j + 2], part[2]);
+            if (j + 3 < i) part[3] = fmaf(a.w, x[j + 3], part[3]);
+        }
+        x[i] -= (part[0] + part[1]) + (part[2] + part[3]);
+    }
+    bf16* out = (value ? to.u : to.w) + block * HEAD + column;
+#pragma unroll
+    for (int i = 0; i < TILE; i++) out[i * HEAD] = __float2bfloat16(x[i]);
+}
+
+// One tile's operands in shared memory.
+struct Stage {
+    bf16 w[TILE * HEAD], q[TILE * HEAD], k[TILE * HEAD], mixed[TILE * TILE], u[TILE * HALF];
+    float into[TILE], out_of[TILE];
+};
+
+struct Work {
+    Stage stages[STAGES];
+    bf16 state[HEAD * HALF], fresh[TILE * HALF], faded[TILE * HALF];  // S, V', exp(G_63 - G) V'
+};
+
+struct Run {
+    Solved from;
+    const bf16* q;
+    const bf16* k;
+    int key_heads, value_heads, rows, tiles;
+};
+
+__device__ __forceinline__ void fetch_tile(Stage& to, const Run& run, int tile, int head, int half) {
+    long long row = static_cast<long long>(tile) * TILE, gates = static_cast<long long>(head) * run.rows + row;
+    long long block = (static_cast<long long>(tile) * run.value_heads + head) * TILE;
+    int key = head / (run.value_heads / run.key_heads), stride = run.key_heads * HEAD;
+    fetch<HEAD>(to.w, run.from.w + block * HEAD, HEAD);
+    fetch<HALF>(to.u, run.from.u + block * HEAD + half * HALF, HEAD);
+    fetch<HEAD>(to.q, run.q + row * stride + key * HEAD, stride);
+    fetch<HEAD>(to.k, run.k + row * stride + key * HEAD, stride);
+    fetch<TILE>(to.mixed, run.from.mixed + block * TILE, TILE);
+    if (threadIdx.x < 2 * TILE / 4) {
+        int i = threadIdx.x % (TILE / 4) * 4;
+        bool first = threadIdx.x < TILE / 4;
+        copy16_async((first ? to.into : to.out_of) + i, (first ? run.from.into : run.from.out_of) + gates + i, true);
+    }
+}
+
+// s[m][n] of a warp: key dims 32 (warp % 4) + 16 m, value dims 32 (warp / 4) + 8 n of S^T, as C fragments.
+__device__ __forceinline__ void share_state(bf16* shared, const float (&s)[2][4][4]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int row = warp % 4 * 32 + m * 16 + lane / 4 + half * 8, column = warp / 4 * 32 + n * 8;
+                *reinterpret_cast<u32*>(cell<HALF>(shared, row, column / 8) + lane % 4 * 2) =
+                    pack2(s[m][n][2 * half], s[m][n][2 * half + 1]);
+            }
+}
+
+// V' = U - W S and o = exp(G) Q S for the warp's 16 rows and 32 columns; V' goes to shared memory.
+__device__ __forceinline__ void enter(float (&o)[4][4], Work& work, Stage& now) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp % 4 * 16, n = warp / 4 * 32;
+    float held[4][4] = {};
+#pragma unroll
+    for (int step = 0; step < HEAD / 16; step++) {
+        u32 a[4], c[4], b[4];
+        left<HEAD>(a, now.w, m, step);
+        left<HEAD>(c, now.q, m, step);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            right_columns<HALF>(b, work.state, n + j * 8, step);
+            mma_bf16(held[j], a, b[0], b[1]);
+            mma_bf16(held[j + 1], a, b[2], b[3]);
+            mma_bf16(o[j], c, b[0], b[1]);
+            mma_bf16(o[j + 1], c, b[2], b[3]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = m + lane / 4 + half * 8, chunk = n / 8 + j, at = lane % 4 * 2;
+            float2 u = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(cell<HALF>(now.u, row, chunk) + at));
+            float x = u.x - held[j][2 * half], y = u.y - held[j][2 * half + 1], fade = now.out_of[row];
+            *reinterpret_cast<u32*>(cell<HALF>(work.fresh, row, chunk) + at) = pack2(x, y);
+            *reinterpret_cast<u32*>(cell<HALF>(work.faded, row, chunk) + at) = pack2(x * fade, y * fade);
+            o[j][2 * half] *= now.into[row];
+            o[j][2 * half + 1] *= now.into[row];
+        }
+}
+
+// o += (Q K^T . D) V' and S <- exp(G_63) S + K^T (exp(G_63 - G) V').
+__device__ __forceinline__ void leave(float (&o)[4][4], float (&s)[2][4][4], Work& work, Stage& now) {
+    int warp = threadIdx.x / 32, m = warp % 4 * 16, n = warp / 4 * 32;
+    float fade = now.into[TILE - 1];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[i / 4][i % 4][j] *= fade;
+#pragma unroll
+    for (int step = 0; step < TILE / 16; step++) {
+        u32 a[4], c[2][4], b[4];
+        left<TILE>(a, now.mixed, m, step);
+        for (int i = 0; i < 2; i++) left_transposed<HEAD>(c[i], now.k, warp % 4 * 32 + i * 16, step);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            right_columns<HALF>(b, work.fresh, n + j * 8, step);
+            mma_bf16(o[j], a, b[0], b[1]);
+            mma_bf16(o[j + 1], a, b[2], b[3]);
+            right_columns<HALF>(b, work.faded, n + j * 8, step);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma_bf16(s[i][j], c[i], b[0], b[1]);
+                mma_bf16(s[i][j + 1], c[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Element (key dim, value dim) of a warp's share of S lies at state[value dim * HEAD + key dim].
+template <class F>
+__device__ __forceinline__ void each_of_state(F f) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                f(m, n, j, (warp / 4 * 32 + n * 8 + lane % 4 * 2 + j % 2) * HEAD + warp % 4 * 32 + m * 16 + lane / 4 + j / 2 * 8);
+}
+
+// out (count, value_heads * HEAD) float32, untiled.  Grid (2, value_heads), 256 threads, shared sizeof(Work).
+extern "C" __global__ void __launch_bounds__(256) tiles_run(float* out, Run run, Images images, const int* slots,
+                                                           const int* frontiers, int count) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    Work& work = *reinterpret_cast<Work*>(memory);
+    int half = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lead = lead_of(frontiers), tiles = min(run.tiles, (lead + count + TILE - 1) / TILE);
+    float* state = state_of(images, slots[0], head) + half * HALF * HEAD;
+    float s[2][4][4];
+    fetch_tile(work.stages[0], run, 0, head, half);
+    copies_commit();
+    each_of_state([&](int m, int n, int j, int at) { s[m][n][j] = state[at]; });
+    share_state(work.state, s);
+    for (int tile = 0; tile < tiles; tile++) {
+        Stage& now = work.stages[tile % STAGES];
+        copies_wait<0>();
+        __syncthreads();  // the tile is there, and nobody needs the one before it
+        if (STAGES == 2 && tile + 1 < tiles) fetch_tile(work.stages[(tile + 1) % STAGES], run, tile + 1, head, half);
+        copies_commit();
+        float o[4][4] = {};
+        enter(o, work, now);
+        __syncthreads();
+        leave(o, s, work, now);
+        share_state(work.state, s);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int row = tile * TILE - lead + warp % 4 * 16 + lane / 4 + i * 8;
+                if (row >= 0 && row < count)
+                    *reinterpret_cast<float2*>(out + (static_cast<long long>(row) * run.value_heads + head) * HEAD +
+                                               half * HALF + warp / 4 * 32 + j * 8 + lane % 4 * 2) =
+                        make_float2(o[j][2 * i], o[j][2 * i + 1]);
+            }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (tile + 1 < tiles) fetch_tile(work.stages[0], run, tile + 1, head, half);
+            copies_commit();
+        }
+    }
+    each_of_state([&](int m, int n, int j, int at) { state[at] = s[m][n][j]; });
+}
+
+// out = w-RMSNorm of each head of o, times SiLU(z).  A warp a head; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const float* o, const bf16* z,
+                                                            const bf16* norm, int heads, float eps) {
+    int index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (index >= heads) return;
+    long long at = static_cast<long long>(index) * HEAD + lane * 4;
+    float4 w = load4(norm + lane * 4);
+    store4(out + at, gated_norm(*reinterpret_cast<const float4*>(o + at), w, load4(z + at), eps));
+}
