@@ -195,6 +195,8 @@ def _mib(value: int | None) -> int | None:
 
 def _api_key(args: argparse.Namespace) -> str | None:
     key = args.api_key
+    if args.api_key_file and key is not None:
+        raise StartupError("give the key with --api-key or with --api-key-file, not with both")
     if args.api_key_file:
         try:
             key = Path(args.api_key_file).read_text().strip()
@@ -240,6 +242,8 @@ def _read_section(path: Path) -> dict[str, Any]:
     section = loaded.get("server") if isinstance(loaded, dict) else None
     if not isinstance(section, dict):
         raise StartupError(f"--config {path}: needs a `server:` section of option: value lines")
+    if strange := sorted(str(key) for key in loaded if key != "server"):
+        raise StartupError(f"{path}: unknown section {strange[0]!r}; everything belongs under `server:`")
     return section
 
 
@@ -254,6 +258,8 @@ def _convert(path: Path, option: str, value: object) -> object:
         if not isinstance(value, bool):
             raise StartupError(f"{path}: {option} must be true or false")
         return value or None
+    if value is False and action.choices is not None and "off" in action.choices:
+        return "off"  # YAML reads a bare off as false
     if isinstance(value, (bool, dict, list)):
         raise StartupError(f"{path}: {option} must be a single value")
     try:

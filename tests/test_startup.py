@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from pathlib import Path
 
 import pytest
 
 from ninfer.cli import build_parser, main
+from ninfer.commands import serve
 from ninfer.faults import StartupError
 from ninfer.settings import ResponseStoreLimits
 from ninfer.startup import ServeOptions, read_options
@@ -68,6 +71,10 @@ def test_the_file_may_name_the_artifact_and_spell_options_either_way(config) -> 
         ("server:\n  cors: 1\n", "must be true or false"),
         ("server:\n  log_level: loud\n", "is not one of"),
         ("server:\n  config: other.yaml\n", "unknown option"),
+        ("server:\n  log_level: true\n", "must be a single value"),
+        ("server:\n  max_contxt: 1\n", "did you mean 'max-context'"),
+        ("server:\n  requestlog_jsonl: x\n", "did you mean 'request-log-jsonl'"),
+        ("server:\n  port: 1\nlogging: {}\n", "unknown section 'logging'"),
         ("port: 1\n", "`server:` section"),
         ("[1, 2]\n", "`server:` section"),
         ("server: {", "not valid YAML"),
@@ -80,9 +87,15 @@ def test_a_bad_file_is_refused_with_the_reason(config, text: str, complaint: str
     assert complaint in str(caught.value)
 
 
+def test_a_bare_off_in_yaml_is_the_word(config) -> None:  # type: ignore[no-untyped-def]
+    found = options("m", "--config", config("server:\n  log_level: off\n  media_url_policy: off\n"))
+    assert (found.log_level, found.media.policy) == ("off", "off")
+
+
 @pytest.mark.parametrize(
     "argv",
     [
+        ("--seed", "9223372036854775808"),
         ("--port", "70000"),
         ("--max-concurrency", "9"),
         ("--max-concurrency", "0"),
@@ -140,3 +153,67 @@ def test_what_cannot_start_is_one_sentence_and_exit_code_two(
         error = capsys.readouterr().err
         assert error.startswith("ninfer: ") and "Traceback" not in error, argv
         assert len(error.splitlines()) == 1, error
+
+
+# The option table
+
+DEFAULTS = {
+    "host": lambda o: o.host,
+    "port": lambda o: o.port,
+    "dialect": lambda o: o.dialect,
+    "max-request-mib": lambda o: o.wire.body_bytes >> 20,
+    "max-connections": lambda o: o.wire.connections,
+    "drain-seconds": lambda o: o.patience.drain,
+    "backend": lambda o: o.backend,
+    "max-context": lambda o: o.engine.max_context,
+    "max-concurrency": lambda o: o.engine.max_concurrency,
+    "prefill-chunk": lambda o: o.engine.prefill_chunk,
+    "kv-dtype": lambda o: o.engine.kv_dtype,
+    "max-pending-requests": lambda o: o.engine.max_pending,
+    "pending-timeout-ms": lambda o: o.engine.pending_timeout * 1000,
+    "default-max-tokens": lambda o: o.defaults.max_tokens,
+    "response-store-max-records": lambda o: o.responses.records,
+    "response-store-max-mib": lambda o: o.responses.bytes >> 20,
+    "media-url-policy": lambda o: o.media.policy,
+    "media-cache-mib": lambda o: o.media.cache_bytes >> 20,
+    "media-live-mib": lambda o: o.media.live_bytes >> 20,
+    "media-preprocess-threads": lambda o: o.media.threads,
+    "log-level": lambda o: o.log_level,
+    "log-stats-interval-ms": lambda o: o.stats_interval * 1000,
+}
+
+
+def actions() -> dict[str, argparse.Action]:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    return {max(a.option_strings, key=len)[2:]: a for a in parser._actions if a.option_strings}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_help_names_the_default_that_holds(name: str) -> None:
+    shown = re.search(r"\(default ([^\s)]+)\)", str(actions()[name].help))
+    value = DEFAULTS[name](options("m"))
+    assert shown and shown[1] == (f"{value:g}" if isinstance(value, (int, float)) else value)
+
+
+def test_every_option_says_what_it_is_when_left_out() -> None:
+    switches = {name for name, action in actions().items() if action.nargs == 0}
+    silent = {name for name, action in actions().items() if "default" not in str(action.help)}
+    assert silent - switches == {"config", "api-key-file", "draft-tokens"}
+
+
+@pytest.mark.parametrize("name", sorted(set(actions()) - {"help", "config"}))
+def test_every_option_can_stand_in_the_file(name: str, config, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    action = actions()[name]
+    file = tmp_path / "costs.json"
+    file.write_text('{"transfer_seconds": 1}')
+    if action.nargs == 0:
+        value = "true"
+    elif action.choices:
+        value = str(list(action.choices)[-1])
+    else:
+        value = str(file) if not action.type else "2" if name == "max-concurrency" else "1"
+    need = {"draft-tokens": "  spec: mtp\n", "spec": "  draft-tokens: 1\n"}
+    need["lm-head-draft"] = need["draft-tokens"] + need["spec"]
+    text = f"server:\n  {name}: {value}\n{need.get(name, '')}"
+    assert options("m", "--config", config(text)) != options("m")

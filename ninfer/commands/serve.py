@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 HELP = "serve a model over HTTP (OpenAI and Anthropic dialects)"
 
@@ -32,14 +33,31 @@ def number(low: float, high: float | None = None, *, kind: type = int) -> Callab
     return parse
 
 
+DESCRIPTION = """\
+Serve one .ninfer model over HTTP: OpenAI Chat Completions and Responses, Anthropic Messages,
+/health, /metrics, /stats.  The port opens when the model has answered a first time."""
+EPILOG = """\
+SIGTERM or SIGINT lets open answers finish (--drain-seconds); a second one cuts them.
+Exit codes: 0 stopped, 2 could not start (one sentence says why), 3 the engine failed, 130 interrupted
+while starting.  docs/operations.md and docs/limits.md tell the rest."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the options, in groups."""
+    parser.usage = "ninfer serve ARTIFACT [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, max_help_position=33, width=108)
     parser.add_argument("artifact", nargs="?", help="the .ninfer file to serve")
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file whose `server:` section mirrors the flags"
+        "--config",
+        metavar="FILE",
+        help="YAML file whose `server:` section holds these options by name; flags win",
     )
     _network(parser.add_argument_group("network"))
-    _model(parser.add_argument_group("model and memory"))
+    _model(parser.add_argument_group("model"))
+    _memory(parser.add_argument_group("size"))
+    _speculation(parser.add_argument_group("speculation"))
+    _contexts(parser.add_argument_group("retained contexts"))
     _requests(parser.add_argument_group("requests"))
     _media(parser.add_argument_group("images and video"))
     _sampling(parser.add_argument_group("sampling defaults"))
@@ -50,87 +68,180 @@ def _network(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", metavar="H", help="listen address (default 127.0.0.1)")
     add("--port", metavar="N", type=number(0, 65535), help="listen port; 0 picks a free one (default 8080)")
-    add("--api-key", metavar="KEY", help="required bearer or x-api-key value (default: none)")
-    add("--api-key-file", metavar="FILE", help="read the key from a file (or set NINFER_API_KEY)")
-    add("--dialect", choices=("ninfer", "astrai"), help="wire habits of the answers (default ninfer)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="required bearer or x-api-key value; seen in the process list (default none)",
+    )
+    add("--api-key-file", metavar="FILE", help="read the key from a file; or set NINFER_API_KEY")
+    add(
+        "--dialect",
+        metavar="NAME",
+        choices=("ninfer", "astrai"),
+        help="ninfer or astrai: habits of the wire where the two differ (default ninfer)",
+    )
     add("--cors", action="store_true", default=None, help="send permissive browser CORS headers")
-    add("--max-request-mib", metavar="N", type=number(1), help="body size limit (default 384)")
-    add("--max-connections", metavar="N", type=number(1), help="open connections (default 1024)")
-    add("--drain-seconds", metavar="F", type=number(0, kind=float), help="shutdown grace (default 30)")
+    add(
+        "--max-request-mib",
+        metavar="N",
+        type=number(1),
+        help="largest request body in MiB; above it 413 before parsing (default 384)",
+    )
+    add(
+        "--max-connections",
+        metavar="N",
+        type=number(1),
+        help="open connections; 16 are kept for /health and /metrics (default 1024)",
+    )
+    add(
+        "--drain-seconds",
+        metavar="F",
+        type=number(0, kind=float),
+        help="how long open answers may go on after SIGTERM (default 30)",
+    )
 
 
 def _model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--model-id", metavar="ID", help="public model name (default: the artifact's own)")
-    add("--chat-template", metavar="FILE", help="Jinja template to use instead of the artifact's")
-    add("--backend", choices=("auto", "numpy", "cuda"), help="where to compute (default auto)")
-    add("--max-context", metavar="N", type=number(1), help="tokens of one sequence (default 8192)")
+    add("--model-id", metavar="ID", help="public model name (default: the artifact's own name)")
+    add("--chat-template", metavar="FILE", help="Jinja template to use (default: the artifact's own)")
+    add(
+        "--backend",
+        metavar="NAME",
+        choices=("auto", "numpy", "cuda"),
+        help="auto, numpy or cuda; also NINFER_BACKEND (default auto)",
+    )
+
+
+def _memory(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--max-context",
+        metavar="N",
+        type=number(1),
+        help="most tokens of one sequence, prompt and answer (default 8192)",
+    )
     add(
         "--kv-capacity",
         metavar="N",
         type=number(1),
-        help="tokens of the shared KV pool (default: --max-context)",
+        help="tokens of the KV pool that all sequences share (default: --max-context)",
     )
-    add("--max-concurrency", metavar="N", type=number(1, 8), help="execution lanes, 1..8 (default 1)")
-    add("--prefill-chunk", metavar="N", type=number(1), help="tokens of one prefill unit (default 1024)")
-    add("--kv-dtype", choices=KV_DTYPES, help="storage of the KV cache (default bf16)")
-    add("--spec", choices=("mtp",), help="speculate with the artifact's proposal layer (default off)")
-    add("--draft-tokens", metavar="N", type=number(1, 5), help="tokens drafted a round, 1..5, with --spec")
-    add("--lm-head-draft", action="store_true", default=None, help="draft with the artifact's small head")
-    add("--no-prefix-reuse", action="store_true", default=None, help="keep no prefixes between requests")
+    add(
+        "--max-concurrency",
+        metavar="N",
+        type=number(1, 8),
+        help="requests that run at one time, 1..8 (default 1)",
+    )
+    add(
+        "--prefill-chunk",
+        metavar="N",
+        type=number(1),
+        help="most prompt tokens computed between two decode rounds (default 1024)",
+    )
+    add(
+        "--kv-dtype",
+        metavar="TYPE",
+        choices=KV_DTYPES,
+        help="bf16, int8, fp8, nvfp4 or k8v4: storage of the KV cache (default bf16)",
+    )
+
+
+def _speculation(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--spec",
+        metavar="NAME",
+        choices=("mtp",),
+        help="mtp: draft with the artifact's proposal layer (default off)",
+    )
+    add(
+        "--draft-tokens",
+        metavar="N",
+        type=number(1, 5),
+        help="tokens drafted a round, 1..5; needed with --spec",
+    )
+    add(
+        "--lm-head-draft",
+        action="store_true",
+        default=None,
+        help="draft with the artifact's reduced output head; with --spec",
+    )
+
+
+def _contexts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--no-prefix-reuse",
+        action="store_true",
+        default=None,
+        help="compute every prompt afresh; pausing still works",
+    )
     add(
         "--device-state-slots",
         metavar="N",
         type=number(0),
-        help="StateImages beyond the lanes (default: as many)",
+        help="state images on the device beyond one a lane (default: --max-concurrency)",
     )
     add(
         "--host-context-mib",
         metavar="N",
         type=number(0),
-        help="host memory for contexts (default 8192 + 8 images)",
+        help="host memory for contexts, retained or paused, MiB; 0: none (default 8192 and 8 images)",
     )
     add(
-        "--context-cost-presets", metavar="FILE", help="JSON with measured costs of copying and recomputing"
+        "--context-cost-presets",
+        metavar="FILE",
+        help="JSON: measured costs of copying and recomputing (default: generic ones)",
     )
 
 
 def _requests(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--max-pending-requests", metavar="N", type=number(0), help="requests that may wait (default 16)")
+    add(
+        "--max-pending-requests",
+        metavar="N",
+        type=number(0),
+        help="requests that may wait beside those that run; above it 429 (default 16)",
+    )
     add(
         "--pending-timeout-ms",
         metavar="N",
         type=number(1),
-        help="longest wait for admission (default 30000)",
+        help="longest wait for a lane, preparation included; then 503 (default 30000)",
     )
     add(
-        "--default-max-tokens", metavar="N", type=number(1), help="output limit when omitted (default 8192)"
+        "--default-max-tokens",
+        metavar="N",
+        type=number(1),
+        help="output tokens of a request that sets no limit (default 8192)",
     )
     add(
         "--default-thinking-budget",
         metavar="N",
         type=number(1),
-        help="thinking cap when omitted (default: none)",
+        help="thinking tokens of a request that sets no cap (default: no cap)",
     )
     add(
         "--response-store-max-records",
         metavar="N",
         type=number(1),
-        help="stored Responses (default 1024)",
+        help="Responses kept for retrieval and continuation (default 1024)",
     )
     add(
         "--response-store-max-mib",
         metavar="N",
         type=number(1),
-        help="memory of stored Responses (default 256)",
+        help="memory that they may take together, MiB (default 256)",
     )
-    add("--no-thinking", action="store_true", default=None, help="disable thinking by default")
+    add(
+        "--no-thinking", action="store_true", default=None, help="do not think unless a request asks for it"
+    )
     add(
         "--preserve-thinking",
         action="store_true",
         default=None,
-        help="keep reasoning of closed turns by default",
+        help="keep the reasoning of earlier turns unless a request declines",
     )
 
 
@@ -139,16 +250,22 @@ def _media(group: argparse._ArgumentGroup) -> None:
     add("--vision", action="store_true", default=None, help="accept images and video (default off)")
     add(
         "--media-url-policy",
+        metavar="WHERE",
         choices=("public", "any", "off"),
-        help="where remote media may be (default public)",
+        help="public, any or off: addresses that media may come from (default public)",
     )
     add(
         "--media-cache-mib",
         metavar="N",
         type=number(0),
-        help="prepared media kept for later (default 1024)",
+        help="prepared media kept for later requests, MiB; 0 keeps none (default 1024)",
     )
-    add("--media-live-mib", metavar="N", type=number(1), help="all prepared media (default 2048)")
+    add(
+        "--media-live-mib",
+        metavar="N",
+        type=number(1),
+        help="all prepared media, kept or in use, MiB (default 2048)",
+    )
     add(
         "--media-preprocess-threads",
         metavar="N",
@@ -161,7 +278,7 @@ def _sampling(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--temperature", metavar="F", type=number(0, 2, kind=float), help="override the model's default")
     add("--top-p", metavar="F", type=number(0, 1, kind=float), help="override the model's default")
-    add("--top-k", metavar="N", type=number(0, 20), help="override the model's default; 0 means 20")
+    add("--top-k", metavar="N", type=number(0, 20), help="override the model's default, 0..20; 0 means 20")
     add("--min-p", metavar="F", type=number(0, 1, kind=float), help="override the model's default")
     add(
         "--presence-penalty",
@@ -175,21 +292,45 @@ def _sampling(group: argparse._ArgumentGroup) -> None:
         type=number(-2, 2, kind=float),
         help="override the model's default",
     )
-    add("--seed", metavar="N", type=int, help="seed when a request gives none (default: random)")
-    add("--greedy", action="store_true", default=None, help="exact argmax for every request")
+    add(
+        "--seed",
+        metavar="N",
+        type=number(-(2**63), 2**63 - 1),
+        help="seed of a request that gives none (default: a random one each)",
+    )
+    add(
+        "--greedy",
+        action="store_true",
+        default=None,
+        help="exact argmax for every request, whatever it asks for",
+    )
 
 
 def _operation(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--log-level", choices=LOG_LEVELS, help="stderr verbosity (default info)")
+    add(
+        "--log-level",
+        metavar="LEVEL",
+        choices=LOG_LEVELS,
+        help="trace, debug, info, warning, error, critical or off (default info)",
+    )
     add(
         "--log-stats-interval-ms",
         metavar="N",
         type=number(0),
-        help="throughput report; 0 is off (default 5000)",
+        help="interval of throughput records; 0 is off (default 5000)",
     )
-    add("--request-log-jsonl", metavar="FILE", help="append machine-readable records (default: none)")
-    add("--exit-on-engine-failure", action="store_true", default=None, help="exit with status 3 at once")
+    add(
+        "--request-log-jsonl",
+        metavar="FILE",
+        help="append one JSON object a line for every event (default: none)",
+    )
+    add(
+        "--exit-on-engine-failure",
+        action="store_true",
+        default=None,
+        help="end with code 3 when the device is lost, instead of answering 503",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

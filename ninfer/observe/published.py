@@ -87,6 +87,8 @@ def _pools(stats: Statistics) -> Iterator[Sample]:
             f"{name}_used_{unit}", f"{text} in use, retained ones included.", pool.total - pool.free
         )
         yield Sample(f"{name}_capacity_{unit}", f"{text} in all.", pool.total)
+    text = "KV pages of a drafter apart from the main ones; drafters here keep theirs in the main pages."
+    yield Sample("device_backend_kv_used_pages", text, 0)
 
 
 def _host_memory(stats: Statistics) -> Iterator[Sample]:

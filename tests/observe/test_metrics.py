@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import attrs
 from hypothesis import given
@@ -114,3 +115,62 @@ def test_stats_and_metrics_agree_after_warm_up() -> None:
     current[0] = snapshot(generation_tokens=9)
     assert stats_object(metrics.totals(), {})["total_tokens"] == 5
     assert page(metrics)["ninfer_generation_tokens_total"][()] == 5
+
+
+NAMES = {
+    "gauge": """engine_ready server_start_time_seconds model_info max_concurrency max_context_tokens
+        spec_decode_draft_window requests_running requests_waiting requests_paused requests_prefilling
+        requests_decode_ready requests_replaying requests_materializing device_state_used_slots
+        device_state_capacity_slots device_kv_used_pages device_kv_capacity_pages
+        device_backend_kv_used_pages host_context_used_bytes host_context_reserved_bytes
+        host_context_capacity_bytes host_context_peak_bytes host_state_images host_kv_used_bytes""",
+    "counter": """prompt_tokens prompt_tokens_cached prefill_tokens generation_tokens decode_tokens
+        replayed_tokens decode_rounds decode_row_rounds preemptions snapshot_restores replay_restores
+        root_selections checkpoint_selections spec_decode_rounds spec_decode_draft_tokens
+        spec_decode_accepted_tokens spec_decode_fallback_steps context_transfer_bytes
+        context_transfer_seconds host_work_seconds device_wait_seconds requests response_failures""",
+    "histogram": "time_to_first_token_seconds request_duration_seconds request_queue_seconds",
+}
+LABELS = {
+    "model_info": {"model_name", "speculative_backend"},
+    "context_transfer_bytes": {"resource", "direction"},
+    "context_transfer_seconds": {"resource", "direction"},
+    "host_work_seconds": {"phase"},
+    "requests": {"outcome"},
+}
+
+
+def test_the_page_holds_exactly_the_documented_families() -> None:
+    text = exposition(Metrics(lambda: samples(snapshot(), IDENTITY, True))).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    wanted = {f"ninfer_{name}": kind for kind, names in NAMES.items() for name in names.split()}
+    assert {name: family.type for name, family in families.items()} == wanted
+    for name, family in families.items():
+        labels = {key for sample in family.samples for key in sample.labels} - {"le"}
+        assert labels == LABELS.get(name.removeprefix("ninfer_"), set())
+    assert "_created" not in text
+
+
+def test_the_page_is_strict_text_format() -> None:
+    """Line by line: help and type once, before their samples; samples of a family together."""
+    text = exposition(Metrics(lambda: samples(snapshot(), IDENTITY, True))).decode()
+    assert text.endswith("\n") and "\n\n" not in text
+    sample = re.compile(
+        r"[a-z_:][a-z0-9_:]*"
+        r'(\{[a-z_]+="([^"\\\n]|\\[\\"n])*"(,[a-z_]+="([^"\\\n]|\\[\\"n])*")*\})?'
+        r" (-?[0-9.]+(e[+-]?[0-9]+)?|[+]Inf)"
+    )
+    begun: list[str] = []
+    series: set[str] = set()
+    for line in text.splitlines():
+        name = line.removeprefix("# ").split(" ")[1]
+        if line.startswith("# HELP "):
+            assert name not in begun
+            begun.append(name)
+        elif line.startswith("# TYPE "):
+            assert name == begun[-1]
+        else:
+            assert sample.fullmatch(line), line
+            assert line.startswith(begun[-1])
+            assert line.rpartition(" ")[0] not in series
+            series.add(line.rpartition(" ")[0])
