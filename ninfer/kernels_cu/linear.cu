@@ -1,6 +1,6 @@
 // y = x @ W^T for 1 to 8 rows of x, weights streamed once in the layout of the file.
 //
-// The grid is one block a multiprocessor.  A block has three teams of eight working warps and one that keeps
+// The grid is one block a multiprocessor.  A block has two or three teams of eight working warps and one that keeps
 // the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which may lie in
 // two matrices: gate and up); its warps take the units of every stage in turn, decode them to bf16 fragments
 // and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums meet in
@@ -9,6 +9,7 @@
 // rows, the grid, or which block came last.
 //
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
+//: variants TEAMS 2 3
 #include "linear_ring.cuh"
 
 // Sum the partial tiles of all warps in order of their columns.
@@ -193,7 +194,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(864, 1) linear(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
     release_successor();
@@ -223,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(864, 1) linear(const __grid_constan
 }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
-extern "C" __global__ void __launch_bounds__(768) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
+extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
     __shared__ float squares[WORKERS / 32];
     release_successor();
     await_predecessor();

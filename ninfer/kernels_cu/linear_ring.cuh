@@ -9,7 +9,10 @@
 #pragma once
 #include "formats.cuh"
 
-constexpr int TEAMS = 3, SPANS = 8, WORKERS = TEAMS * SPANS * 32, ROWS = 8;
+#ifndef TEAMS
+#define TEAMS 3
+#endif
+constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, ROWS = 8;
 constexpr int CODE_ROW = SPANS * 64 + 32;
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
@@ -152,24 +155,24 @@ __device__ __forceinline__ void keep(uint4 v, bool inside, u8* x, float* starts,
     }
 }
 
-// Rows that are bf16 already: the block's columns of all of them, several loads in flight.
+// Rows that are bf16 already: the block's columns of all of them, four rows' loads in flight.
 template <int F>
 __device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* starts, int stride, int begin, int columns) {
     constexpr int AHEAD = 4;
-    int pieces = columns / 8, all = pieces * call.rows, K = call.columns;
-    const bf16* from = static_cast<const bf16*>(call.x);
-    for (int i = threadIdx.x; i < (all + 31) / 32 * 32; i += WORKERS * AHEAD) {
-        uint4 v[AHEAD];
+    int K = call.columns, reach = (columns + 255) / 256 * 256;  // whole warps, for the sums of 64 columns
+    const bf16* from = static_cast<const bf16*>(call.x) + begin;
+    for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
+        for (int t = 0; t < call.rows; t += AHEAD) {
+            uint4 v[AHEAD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            int at = i + j * WORKERS, t = at / pieces, c = begin + at % pieces * 8;
-            v[j] = make_uint4(0, 0, 0, 0);
-            if (at < all && c < K) v[j] = *reinterpret_cast<const uint4*>(from + static_cast<long>(t) * K + c);
-        }
+            for (int j = 0; j < AHEAD; j++) {
+                v[j] = make_uint4(0, 0, 0, 0);
+                if (t + j < call.rows && c < columns && begin + c < K)
+                    v[j] = *reinterpret_cast<const uint4*>(from + static_cast<long>(t + j) * K + c);
+            }
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            int at = i + j * WORKERS, t = at / pieces;
-            if (at / 32 * 32 < all) keep<F>(v[j], at < all, x, starts, stride, t, at % pieces * 8);
+            for (int j = 0; j < AHEAD; j++)
+                if (t + j < call.rows) keep<F>(v[j], c < columns, x, starts, stride, t + j, c);
         }
     }
 }

@@ -168,7 +168,7 @@ __device__ __forceinline__ void phase_wait(unsigned long long* barrier, u32 pari
     u32 done = 0;
     while (!done) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2, 2000;\nselp.u32 %0, 1, 0, p;\n}\n"
 #else
         asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
 #endif
@@ -206,4 +206,12 @@ __device__ __forceinline__ u32 count_relaxed(u32* counter) {
     u32 seen;
     asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;\n" : "=r"(seen) : "l"(counter) : "memory");
     return seen;
+}
+
+// d += a @ b over half the depth: a (16, 8), b (8, 8); a0 holds rows g, a1 rows g + 8.
+__device__ __forceinline__ void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
 }

@@ -25,7 +25,7 @@ MAX_PART = 6144  # columns whose products are summed before parts are added up
 JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: all teams share each tile
 MAX_ROWS = 8
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
-THREADS, WORKERS, SPANS, TEAMS = 864, 768, 8, 3
+SPANS = 8  # working warps of a team
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
 CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
 LAUNCHES = 64  # launches whose claims are kept apart: more than can be under way at once
@@ -110,12 +110,12 @@ def part_columns(columns: int, form: int, split: bool) -> int:
     return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
 
 
-def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool) -> int:
+def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, teams: int) -> int:
     """Dynamic shared memory of one launch."""
     layout, width = LAYOUTS[form], part_columns(columns, form, split)
     starts = width // 64 * MAX_ROWS * 4 if layout.starts else 0
-    meeting = TEAMS * (2 * SPANS + 1) * 512
-    return meeting + TEAMS * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
+    meeting = teams * (2 * SPANS + 1) * 512
+    return meeting + teams * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
 
 
 @attrs.frozen
@@ -126,7 +126,7 @@ class Fit:
     split: bool
 
 
-def fit(rows: int, columns: int, forms: Sequence[int], limit: int) -> Fit | None:
+def fit(rows: int, columns: int, forms: Sequence[int], limit: int, teams: int) -> Fit | None:
     """The deepest rings; None if the rows do not fit.
 
     Parts are spread over blocks only when one block cannot hold whole rows of x.
@@ -135,16 +135,16 @@ def fit(rows: int, columns: int, forms: Sequence[int], limit: int) -> Fit | None
         if split and parts_of(columns) == 1:
             continue
         for stages in range(MAX_STAGES, least - 1, -1):
-            need = max(shared_bytes(rows, columns, form, stages, split) for form in forms)
+            need = max(shared_bytes(rows, columns, form, stages, split, teams) for form in forms)
             if need + STATIC_SHARED <= limit:
                 return Fit(stages, split)
     return None
 
 
-def rows_per_launch(columns: int, forms: Sequence[int], limit: int) -> int:
+def rows_per_launch(columns: int, forms: Sequence[int], limit: int, teams: int) -> int:
     """How many rows of x fit one launch on a card with ``limit`` bytes of shared memory a block."""
     for rows in range(MAX_ROWS, 0, -1):
-        if fit(rows, columns, forms, limit):
+        if fit(rows, columns, forms, limit, teams):
             return rows
     raise ValueError(f"{columns} columns do not fit {limit} bytes of shared memory")
 
@@ -202,6 +202,8 @@ class Linear:
     take: Take
     counters: DeviceArray
     dependent: bool = True
+    teams: int = 3
+    joint: bool | None = None
     _launched: int = 0
 
     def __call__(
@@ -222,7 +224,7 @@ class Linear:
         """
         self._check(rows, matrices, outs, ending, residual)
         forms = [CODES[matrix.format] for matrix in matrices]
-        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit)
+        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit, self.teams)
         total = rows.x.shape[0]
         source, scale = (
             self._normed(rows) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
@@ -266,8 +268,16 @@ class Linear:
     def _normed(self, rows: Rows) -> tuple[Rows, DeviceArray]:
         total, columns = rows.x.shape
         x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
-        self.library.get("linear.cu", "scale_rows").launch(
-            total, WORKERS, rows.x, rows.norm, x, scale, columns, rows.eps, dependent=self.dependent
+        self.library.get("linear.cu", "scale_rows", TEAMS=self.teams).launch(
+            total,
+            self.teams * SPANS * 32,
+            rows.x,
+            rows.norm,
+            x,
+            scale,
+            columns,
+            rows.eps,
+            dependent=self.dependent,
         )
         return Rows(x), scale
 
@@ -284,7 +294,7 @@ class Linear:
         self._launched += 1
         groups = group_by_format(matrices, ending)
         forms = [group.format for group in groups]
-        plan = fit(total, columns, forms, self.shared_limit)
+        plan = fit(total, columns, forms, self.shared_limit, self.teams)
         assert plan is not None
         split = parts_of(columns) if plan.split else 1
         weight = [
@@ -310,13 +320,15 @@ class Linear:
             NIBBLES,
             plan.stages,
             split,
-            columns > JOINT_COLUMNS or tiles <= JOINT_TILES,
+            columns > JOINT_COLUMNS or tiles <= JOINT_TILES if self.joint is None else self.joint,
         )
-        self.library.get("linear.cu", "linear").launch(
+        self.library.get("linear.cu", "linear", TEAMS=self.teams).launch(
             sum(group.blocks for group in groups),
-            THREADS,
+            self.teams * (SPANS + 1) * 32,
             call,
-            shared=max(shared_bytes(total, columns, form, plan.stages, plan.split) for form in forms),
+            shared=max(
+                shared_bytes(total, columns, form, plan.stages, plan.split, self.teams) for form in forms
+            ),
             dependent=self.dependent,
         )
 
