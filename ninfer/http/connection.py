@@ -32,7 +32,8 @@ from ninfer.http.routes import Target, split_target
 from ninfer.http.site import Site
 from ninfer.http.wire import Phase, Wire
 
-_GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+# anyio's send_eof lets the socket's own error out when the peer has reset the connection.
+_GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 _CRASHED = Fault(Kind.INTERNAL, "the server failed to answer this request", "internal_error")
 
 

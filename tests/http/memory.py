@@ -6,6 +6,7 @@ that stops makes its writer wait as a full socket does; ``lose`` breaks both end
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,7 +78,9 @@ class End(ByteStream):
         await self._outward.write(item)
 
     async def send_eof(self) -> None:
-        """Write no more; the other direction stays open."""
+        """Write no more; the other direction stays open.  Fails as anyio's sockets do."""
+        if self._outward.broken:
+            raise OSError(errno.ENOTCONN, "not connected")
         self._outward.ended = True
         self._outward.ring()
         await anyio.lowlevel.checkpoint()

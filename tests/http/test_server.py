@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +20,7 @@ from ninfer.http.exchange import Exchange, Request, Route
 from ninfer.http.server import TURNING_AWAY, Server, listen, tune
 from ninfer.http.site import Site
 from ninfer.settings import Patience, WireLimits
-from tests.http.kit import ROUTES, Client, head, make_site, post
+from tests.http.kit import ROUTES, Client, Crashes, head, make_site, post
 from tests.http.memory import End, MemoryListener
 
 Clock = trio.testing.MockClock
@@ -276,6 +277,48 @@ async def over_sockets() -> None:
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_it_serves_over_real_sockets_on_both_backends(backend: str) -> None:
     anyio.run(over_sockets, backend=backend)
+
+
+UNFINISHED = [
+    b"GET / HT",
+    head("POST", "/echo", "Content-Length: 5") + b"x",
+    b"junk\r\n\r\n" + b"x" * 70_000,
+]
+
+
+def leave(port: int, raw: bytes, *, reset: bool) -> None:
+    """Connect, say something and go, all before the server has a turn."""
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        if reset:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.sendall(raw)
+
+
+async def outlive_peers_that_leave(connections: int, reset: bool) -> None:
+    crashes = Crashes()
+    server = Server(
+        make_site(on_crash=crashes, limits=WireLimits(connections=connections, reserved_connections=0))
+    )
+    listeners = await listen("127.0.0.1", 0)
+    port = listeners[0].extra(SocketAttribute.local_port)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, listeners)
+        for raw in UNFINISHED:
+            leave(port, raw, reset=reset)
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            answer = await Client(stream).ask(head())  # type: ignore[arg-type]
+            assert answer.status == (200 if connections else 503)
+        server.stop()
+    assert not crashes.heard
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("room", [0, 64])
+def test_peers_that_leave_before_their_refusal_cost_nobody_else_anything(
+    backend: str, reset: bool, room: int
+) -> None:
+    anyio.run(outlive_peers_that_leave, room, reset, backend=backend)
 
 
 async def refused(host: str, port: int) -> str:
