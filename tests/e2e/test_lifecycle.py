@@ -160,7 +160,7 @@ def test_a_signal_while_loading_stops_at_once(number: signal.Signals, code: int)
         while "loading" not in lines.readline():
             assert process.poll() is None
         process.send_signal(number)
-        assert process.wait(timeout=10) == code
+        assert process.wait(timeout=20) == code
         assert "during start-up" in lines.read()
 
 
@@ -195,7 +195,7 @@ def test_a_second_signal_cuts_and_a_cut_request_is_told(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address(live)).close()
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(timeout=10) == 0
+        assert live.process.wait(timeout=20) == 0
         assert b"[DONE]" not in read_all(peer)
         peer.close()
     log = logged(path)
@@ -208,7 +208,7 @@ def test_a_drain_ends_at_its_deadline() -> None:
     with running("--drain-seconds", "0.2") as live:
         peer = open_stream(live, max_tokens=8000)
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(timeout=10) == 0
+        assert live.process.wait(timeout=20) == 0
         assert b"[DONE]" not in read_all(peer)
         peer.close()
 
@@ -274,7 +274,7 @@ def test_with_exit_on_engine_failure_the_answers_go_out_and_the_process_ends(
         peer = open_stream(live, max_tokens=500)
         assert b"engine_failed" in read_all(peer)
         peer.close()
-        assert live.process.wait(timeout=10) == 3
+        assert live.process.wait(timeout=20) == 3
 
 
 def test_a_device_that_fails_the_warm_up_is_a_problem_of_the_start(

@@ -67,6 +67,9 @@ def agree(log: Log, metrics: dict[str, float]) -> None:
     for name, number in work(log).items():
         assert metrics[f"ninfer_{name}_total"] == number, name
     done = named(log, "request_done")
+    parts = [event["result"] for event in done] + [event["work"] for event in named(log, "request_error")]
+    spoken = sum(part["completion_tokens"] > 0 for part in parts)
+    assert metrics["ninfer_time_to_first_token_seconds_count"] == spoken
     spans = {
         "request_duration_seconds": [event["timings_seconds"]["total"] for event in done],
         "request_queue_seconds": [event["engine_timing"]["queue_wait_seconds"] for event in done],

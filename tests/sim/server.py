@@ -25,6 +25,7 @@ from ninfer.engine.device import Device
 from ninfer.frontend import ArtifactFront, build_front
 from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.records import Records
+from ninfer.protocols.dialect import RunBlocking
 from ninfer.settings import EngineOptions, GenerationDefaults
 from ninfer.startup import ServeOptions
 from tests.http.kit import Client, head
@@ -164,7 +165,9 @@ def request(path: str, raw: bytes) -> bytes:
 
 @asynccontextmanager
 async def serving(
-    device: Device | None = None, options: ServeOptions | None = None
+    device: Device | None = None,
+    options: ServeOptions | None = None,
+    run_blocking: RunBlocking = inline,
 ) -> AsyncIterator[World]:
     """Run a server to the end of the block; afterwards everything must have come back."""
     device = device or FakeDevice(geometry(), voice=Says("hello there"))
@@ -179,7 +182,7 @@ async def serving(
         device,
         records,
         RequestLog(journal, "serve-1-1", lambda: 0.0, records.warning),
-        Ports(inline, lambda: next(numbers), anyio.current_time),
+        Ports(run_blocking, lambda: next(numbers), anyio.current_time),
     )
     doors = Doors()
     world = World(app, device, doors, stderr, journal)

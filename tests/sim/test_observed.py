@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -17,6 +18,7 @@ from tests.sim.books import agree, named
 from tests.sim.fake_device import Costs, FakeDevice
 from tests.sim.server import ARTIFACT, Says, World, chat, geometry, request, serving
 
+T = TypeVar("T")
 STORY = "one two three four five six seven eight nine ten " * 12
 MARKUP = "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"
 TOOL = {
@@ -141,6 +143,51 @@ async def test_a_stop_in_the_middle_of_everything_tells_every_request(autojump_c
         nursery.cancel_scope.cancel()
     audit(world.log)
     assert len(named(world.log, "request_start")) == 8
+
+
+async def slowly(work: Callable[[], T]) -> T:
+    """A worker that takes ten seconds."""
+    await anyio.sleep(10)
+    return work()
+
+
+async def brokenly(work: Callable[[], T]) -> T:
+    """A worker that breaks by a fault of ours."""
+    raise ZeroDivisionError
+
+
+async def test_a_client_that_leaves_during_preparation_is_told_as_such(autojump_clock) -> None:  # type: ignore[no-untyped-def]
+    async with serving(options=options(), run_blocking=slowly) as world:
+        await leave(world, 3.0)
+        metrics = await finish(world)
+        (event,) = world.log
+        assert event["event"] == "request_rejected"
+        assert (event["error"]["status"], event["error"]["code"]) == (None, "client_disconnected")
+        assert metrics['ninfer_requests_total{outcome="cancelled"}'] == 1
+        audit(world.log)
+
+
+async def test_preparation_counts_against_the_wait_for_admission(autojump_clock) -> None:  # type: ignore[no-untyped-def]
+    async with serving(options=options(pending_timeout=4.0), run_blocking=slowly) as world:
+        begun = anyio.current_time()
+        answer = await world.connect().ask(chat(), "POST")
+        assert (answer.status, answer.json["error"]["code"]) == (503, "request_queue_timeout")
+        assert anyio.current_time() - begun == pytest.approx(4.0)
+        (event,) = world.log
+        assert event["error"]["status"] == 503
+        assert (await finish(world))['ninfer_requests_total{outcome="rejected"}'] == 1
+        audit(world.log)
+
+
+async def test_a_preparation_that_breaks_is_a_failure_of_ours(autojump_clock) -> None:  # type: ignore[no-untyped-def]
+    async with serving(options=options(), run_blocking=brokenly) as world:
+        assert (await world.connect().ask(chat("CANARY"), "POST")).status == 500
+        (event,) = world.log
+        assert (event["error"]["status"], event["error"]["code"]) == (500, "internal_error")
+        assert (await finish(world))['ninfer_requests_total{outcome="failed"}'] == 1
+        assert "ERROR req#1 rejected during prepare" in world.stderr.getvalue()
+        assert "CANARY" not in world.stderr.getvalue()
+        audit(world.log)
 
 
 def test_every_documented_event_is_met_by_a_test() -> None:
