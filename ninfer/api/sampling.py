@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.engine.job import Sampling
+from ninfer.engine.job import COLDEST, Sampling
 
 Logits = npt.NDArray[np.float64]
 CANDIDATES = 20
@@ -41,7 +41,7 @@ class TemperatureStrategy:
         """Return scaled logits."""
         if self.temperature == 0:
             return np.where(logits == logits.max(-1, keepdims=True), logits, -np.inf)
-        return logits / self.temperature
+        return logits / max(self.temperature, COLDEST)
 
     def settle(self, sampling: Sampling) -> Sampling:
         """Set the temperature."""

@@ -30,14 +30,22 @@ class Finish(enum.Enum):
     CANCELLED = "cancelled"
 
 
+COLDEST = 1e-6  # the least positive temperature: a logit divided by less could leave float32
+
+
+def _bearable(temperature: float) -> float:
+    return max(temperature, COLDEST) if temperature > 0 else temperature
+
+
 @attrs.frozen
 class Sampling:
     """How tokens are chosen.  temperature 0 is argmax; ``seed`` is any signed 64-bit integer.
 
+    A positive temperature is at least ``COLDEST``, where the best logit alone survives already.
     ``top_k`` 0 or above 20 means 20.  Penalties count generated tokens of this request only.
     """
 
-    temperature: float = 0.0
+    temperature: float = attrs.field(default=0.0, converter=_bearable)
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ninfer.api.sampling import pipeline
 from ninfer.engine.job import Sampling
 from ninfer.ops import sample_numpy as sampler
 from ninfer.ops.sample_numpy import INVALID, TOP, Counts, Purpose, uniform
@@ -47,6 +48,14 @@ def test_temperature_zero_is_certain_of_the_first_argmax() -> None:
     mixed = sampler.distribution(np.array([[1, 3, 3, 2]] * 2, np.float32), [Sampling(), HOT])
     assert mixed.chances[0].tolist() == [1, 0, 0, 0]
     assert mixed.chances[1, 0] < 0.5
+
+
+@given(st.floats(5e-324, 1e-5), st.integers(0, 3), st.sampled_from([1.0, 300.0, -1e9, 1e9]))
+def test_however_cold_it_is_the_best_id_is_chosen(temperature: float, best: int, level: float) -> None:
+    logits = np.full((1, 4), level, np.float32)
+    logits[0, best] += abs(level) / 256  # one step of bf16
+    assert chances(logits, Sampling(temperature=temperature)) == {best: 1.0}
+    assert pipeline(temperature).probabilities(logits)[0].tolist() == [float(i == best) for i in range(4)]
 
 
 # Truncation
