@@ -24,6 +24,7 @@ from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
 from ninfer.model.config import TextConfig
+from ninfer.model.vision import Tower
 from ninfer.model.weights import Decoder, Delta
 from ninfer.ops.cuda_attention import AttentionKernels
 from ninfer.ops.cuda_delta import Delta as DeltaKernels
@@ -45,12 +46,15 @@ from ninfer.ops.cuda_state import (
     image_bytes,
     page_bytes,
 )
+from ninfer.ops.cuda_vision import CudaVision, check_vision, wide_biases
 from ninfer.ops.gemm import Gemm
+from ninfer.ops.gemm_bias import Plane, PlaneGemm
 from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.numpy_attention import Rotary
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.products import Products
-from ninfer.runtime.arena import Region, Scratch
+from ninfer.runtime.arena import Region, Scratch, aligned
+from ninfer.runtime.cuda_eyes import MOST_TOKENS, CudaEyes
 from ninfer.runtime.cuda_program import CudaProgram, Replay
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Mark, Transfers
@@ -64,6 +68,7 @@ _ENDLESS = 1 << 60
 class Machine:
     """A card, or what stands in for one.
 
+    planes   products of the vision tower; None where there is none
     capture  records a body as a graph; None runs everything eagerly
     """
 
@@ -73,11 +78,15 @@ class Machine:
     gemm: Gemm
     transfers: Transfers
     capture: Callable[[Callable[[], object]], Replay] | None = None
+    planes: PlaneGemm | None = None
 
 
 @attrs.frozen
 class Sizes:
-    """How much of everything.  ``vocab`` counts ids that may be sampled; context and chunk are tokens."""
+    """How much of everything.  ``vocab`` counts ids that may be sampled; context and chunk are tokens.
+
+    patches  the most that one time slice of an item may have
+    """
 
     lanes: int
     slots: int
@@ -88,6 +97,7 @@ class Sizes:
     vocab: int
     kv_kind: str = "bf16"
     host_bytes: int = 0
+    patches: int = 65_536
 
     @property
     def table_width(self) -> int:
@@ -128,6 +138,7 @@ def assemble(
     sizes: Sizes,
     keep: Take,
     lend: Take,
+    tower: Tower | None = None,
 ) -> CudaProgram:
     """Lay out permanent memory with ``keep`` (contents arbitrary; ``reset`` clears it) and build a program.
 
@@ -171,13 +182,31 @@ def assemble(
         packer=Packer(keep((_block_numbers(sizes),), "i32"), width),
         results=keep((sizes.lanes * (3 + sizes.drafts),), "i32"),
         drafter=drafter,
+        eyes=None if tower is None else _eyes(machine, tower, products, sizes, keep, lend),
         capture=machine.capture,
     )
 
 
+def _eyes(
+    machine: Machine, tower: Tower, products: Products, sizes: Sizes, keep: Take, lend: Take
+) -> CudaEyes:
+    check_vision(tower.config)
+    if machine.planes is None:
+        raise StartupError(
+            "the vision tower needs cuBLAS: install the extra ninfer[cuda13] or ninfer[cuda12]"
+        )
+    endings = [linear for block in tower.blocks for linear in (block.output, block.fc2)]
+    biases = wide_biases(machine.library, endings, keep)
+    verbs = CudaVision(machine.library, lend, products, machine.planes, machine.transfers.send, biases)
+    rows = min(MOST_TOKENS, sizes.context)
+    pool = keep((rows, tower.config.out_hidden), "bf16")
+    patches = min(sizes.patches, rows * tower.config.merge**2)
+    return CudaEyes(verbs, tower, machine.transfers, Scratch(pool.ptr, aligned(pool.nbytes)), patches)
+
+
 def _block_numbers(sizes: Sizes) -> int:
     """Numbers of the largest unit: a prompt piece, or a drafting round with its steps."""
-    piece = 7 * sizes.chunk + sizes.table_width
+    piece = 8 * sizes.chunk + sizes.table_width
     line = sizes.table_width + 32
     return 1024 + max(piece, sizes.lanes * line * (1 + sizes.drafts) + 8 * sizes.rows)
 
@@ -264,14 +293,18 @@ def warm(program: CudaProgram) -> None:
     reset(program)
 
 
-def _widest(program: CudaProgram, batches: Sequence[int], turns: int) -> None:
-    """Run the widest prompt piece, and decode rounds of the given batches."""
+def _widest(program: CudaProgram, batches: Sequence[int], turns: int, item: int = 0) -> None:
+    """Run the widest prompt piece, with a picture of ``item`` tokens, and decode rounds of some batches."""
     g = program.geometry
     for lane in range(g.lanes):
         program.run(Bind(lane, Sampling(temperature=1.0, presence=0.5)))
     pages = tuple(range(min(g.pages, -(-g.max_context // PAGE_TOKENS))))
     piece = min(g.prefill_chunk, len(pages) * PAGE_TOKENS - 1 - g.drafts)
-    program.run(Prefill(0, 0, 0, (0,) * max(1, piece), pages, sample=True))
+    ids, eyes = (0,) * max(1, piece), program.eyes
+    media = () if eyes is None else (eyes.widest(item or len(ids)),)
+    program.run(Prefill(0, 0, 0, ids, pages, sample=True, media=media))
+    if eyes is not None:
+        eyes.forget(0)
     drafts = {0, g.drafts} if program.drafter else {0}
     for count, draft, _ in itertools.product(batches, drafts, range(turns)):
         rows = tuple(Row(lane, lane % g.slots, 0, pages, 0, draft=draft) for lane in range(count))
@@ -282,18 +315,42 @@ def _widest(program: CudaProgram, batches: Sequence[int], turns: int) -> None:
 
 
 def rehearse(
-    machine: Machine, config: TextConfig, decoder: Decoder, drafter: Drafter | None, sizes: Sizes
+    machine: Machine,
+    config: TextConfig,
+    decoder: Decoder,
+    drafter: Drafter | None,
+    sizes: Sizes,
+    tower: Tower | None = None,
 ) -> tuple[int, int]:
     """Bytes of permanent memory and of scratch that a program of these sizes needs."""
     region, scratch = Region(1 << 40, _ENDLESS), Scratch(1 << 40, _ENDLESS)
     idle: Any = IdleLibrary(machine.library)
-    nobody = Machine(idle, machine.multiprocessors, machine.shared_bytes, _no_product, NoTransfers())
-    program = assemble(nobody, config, decoder, drafter, sizes, region.take, scratch.take)
-    _widest(program, (1, sizes.lanes), turns=1)
+    nobody = Machine(
+        idle,
+        machine.multiprocessors,
+        machine.shared_bytes,
+        _no_product,
+        NoTransfers(),
+        planes=_no_planes,
+    )
+    program = assemble(nobody, config, decoder, drafter, sizes, region.take, scratch.take, tower)
+    _widest(program, (1, sizes.lanes), turns=1, item=MOST_TOKENS)
     return region.used, scratch.peak
 
 
 def _no_product(x: DeviceArray, w: DeviceArray, out: DeviceArray, add: DeviceArray | None = None) -> None:
+    return None
+
+
+def _no_planes(
+    x: Plane,
+    w: DeviceArray,
+    out: Plane,
+    bias: DeviceArray | None = None,
+    *,
+    gelu: bool = False,
+    add: bool = False,
+) -> None:
     return None
 
 

@@ -44,6 +44,7 @@ from ninfer.ops.numpy_state import Ints
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
+from ninfer.runtime.cuda_eyes import CudaEyes
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Transfers
 from ninfer.runtime.inventory import Inventory
@@ -96,6 +97,7 @@ class CudaProgram:
     packer: Packer
     results: DeviceArray
     drafter: Drafter | None = None
+    eyes: CudaEyes | None = None
     capture: Callable[[Callable[[], object]], Replay] | None = None
     inventory: Inventory = attrs.field(factory=Inventory)
     edges: Ints = attrs.field(init=False)
@@ -142,6 +144,8 @@ class CudaProgram:
         row = sampler.memory.samplers.rows(unit.lane, unit.lane + 1)
         self.transfers.send(row, np.frombuffer(packed, np.uint8))
         self._open.pop(unit.lane, None)
+        if self.eyes is not None:
+            self.eyes.forget(unit.lane)
         if s.presence or s.frequency:
             sampler.clear_counts(unit.lane)
             for begin in range(0, len(unit.generated), COUNTED_AT_ONCE):
@@ -193,6 +197,7 @@ class CudaProgram:
 
     def _prefill(self, unit: Prefill) -> Finish:
         packer, verbs = self.packer, self.verbs
+        media = self._media(unit)
         packer.begin()
         point = packer.put(int32([unit.start + len(unit.ids)]))
         out = self.results.rows(0, 1)
@@ -200,6 +205,8 @@ class CudaProgram:
             needed = -(-(unit.start + len(unit.ids)) // PAGE_TOKENS)
             host = prefill_step(attrs.evolve(unit, pages=unit.pages[:needed]))
             step = packer.step(host)
+            if media is not None:
+                step = attrs.evolve(step, embeds=(packer.put(media[0]), media[1]))
             follow = self._follow(step, host)
             self._send()
             hidden = self._advance(step, follow)
@@ -213,6 +220,11 @@ class CudaProgram:
             return tuple
         verbs.sampler.draw(verbs.logits(last, self.decoder.head), step, point, Purpose.PREFILL, out)
         return self._tokens(out)
+
+    def _media(self, unit: Prefill) -> tuple[Ints, DeviceArray] | None:
+        if unit.media and self.eyes is None:
+            raise Broken("media in a prompt, but no vision tower is loaded")
+        return None if self.eyes is None else self.eyes.embeds(unit)
 
     def _tokens(self, out: DeviceArray) -> Finish:
         tokens, mark = self.transfers.fetch(out)

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.gemm_bias import PlanesLt
 from ninfer.ops.products import Products
 from ninfer.runtime.cuda_build import Machine
 from ninfer.runtime.cuda_transfers import CupyTransfers
@@ -31,6 +32,7 @@ class RealBed:
             self.bench.gemm,
             CupyTransfers(card.stream),
             lambda body: capture(card.library, card.stream, body),
+            PlanesLt(self.bench.gemm),
         )
 
     @property

@@ -122,3 +122,7 @@ inline void mma_bf16_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, floa
 inline u32 and_xor(u32 a, u32 mask, u32 flip) { return (a & mask) ^ flip; }
 inline u32 count_release(u32* counter) { return (*counter)++; }
 inline u32 count_relaxed(u32* counter) { return (*counter)++; }
+inline void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
+    u32 a[4] = {a0, a1, 0, 0};
+    mma_bf16(d, a, b, 0);
+}

@@ -15,6 +15,7 @@ from ninfer.ops.products import Products
 from ninfer.runtime.cuda_build import Machine
 from tests.emulator import EmulatedLibrary
 from tests.emulator.memory import gemm, on_device, seen, take, zeros
+from tests.emulator.planes import multiply
 from tests.emulator.transfers import HostTransfers
 
 
@@ -54,7 +55,7 @@ class EmulatedBed:
 
     def __attrs_post_init__(self) -> None:
         self.library = EmulatedLibrary(self.order)
-        self.machine = Machine(self.library, 3, 227 << 10, gemm, HostTransfers())
+        self.machine = Machine(self.library, 3, 227 << 10, gemm, HostTransfers(), planes=multiply)
         self.products = Products(Linear(self.library, 3, 227 << 10, take, zeros((COUNTERS,), "u32")), gemm)
 
     def to(self, values: Any) -> DeviceArray:

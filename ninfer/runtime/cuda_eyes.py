@@ -1,0 +1,101 @@
+"""The vision tower in use on CUDA: encodes items inside prompt units, keeps their rows while prompts fill.
+
+Encoding is part of the prompt unit that first meets an item, never of a decode round.  An item is encoded
+by groups of whole time slices, which nothing connects, so its workspace is that of one group.  Feature rows
+outlive a pass and therefore lie in a pool of their own, with room for the media of one prompt.
+
+The one thing a reader would get wrong: what is kept may be dropped at any time.  When the pool has no room,
+everything in it goes, and whoever still needs an item has it encoded again.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from ninfer.engine.device import Prefill
+from ninfer.faults import Broken
+from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.model.vision import Tower, encode
+from ninfer.ops.cuda_vision import ROWS, CudaVision, spans
+from ninfer.ops.numpy_state import Ints
+from ninfer.ops.vision_verbs import Patches
+from ninfer.prompt.prepared import MediaSpan
+from ninfer.runtime.arena import Scratch
+from ninfer.runtime.cuda_transfers import Transfers
+from ninfer.runtime.steps import placeholders
+
+MOST_TOKENS = 32_768  # feature rows of one prompt
+
+
+@attrs.define(eq=False)
+class CudaEyes:
+    """Feature rows (placeholders, hidden) in bf16, by lane and first placeholder.
+
+    patches  the most that a time slice may have
+    """
+
+    verbs: CudaVision
+    tower: Tower
+    transfers: Transfers
+    pool: Scratch
+    patches: int
+    _kept: dict[tuple[int, int], DeviceArray] = attrs.field(factory=dict)
+
+    def embeds(self, unit: Prefill) -> tuple[Ints, DeviceArray] | None:
+        """Find which rows of a unit are placeholders, and with what to fill them; None for plain text."""
+        if not unit.media:
+            return None
+        count = len(unit.ids)
+        places = [placeholders(span, unit.start, count) for span in unit.media]
+        rows = np.concatenate([at for at, _ in places])
+        out = self.verbs.take((len(rows), self.tower.config.out_hidden), "bf16")
+        begin = 0
+        for span, (_, mine) in zip(unit.media, places, strict=True):
+            end = begin + len(mine)
+            if end > begin:  # rows of an item follow each other, also over the text between its slices
+                features = self._features(unit.lane, span, unit.start + count)
+                self.transfers.copy(out.rows(begin, end), features.rows(int(mine[0]), int(mine[-1]) + 1))
+            begin = end
+        return rows, out
+
+    def _features(self, lane: int, span: MediaSpan, until: int) -> DeviceArray:
+        """Take or make an item's rows; keep them if the item goes on behind token ``until``."""
+        key = (lane, span.start)
+        rows = self._kept.pop(key, None)
+        if rows is None:
+            rows = self.encode(span)
+        if span.stop > until:
+            self._kept[key] = rows
+        return rows
+
+    def encode(self, span: MediaSpan) -> DeviceArray:
+        """Run the tower over an item.  -> (placeholders, hidden) of the pool."""
+        whole = Patches(*span.grid, merge=self.tower.config.merge)
+        out = self._room(whole.tokens)
+        each, tokens = whole.count // whole.time, whole.tokens // whole.time
+        for begin, end in spans(whole.time, max(1, ROWS // each)):
+            part = attrs.evolve(whole, time=end - begin)
+            found = encode(self.verbs, self.tower, span.payload[begin * each : end * each], part)
+            self.transfers.copy(out.rows(begin * tokens, end * tokens), found)
+        return out
+
+    def _room(self, tokens: int) -> DeviceArray:
+        shape = (tokens, self.tower.config.out_hidden)
+        try:
+            return self.pool.take(shape, "bf16")
+        except Broken:
+            self._kept.clear()
+            return self.pool.take(shape, "bf16")
+
+    def forget(self, lane: int) -> None:
+        """Drop what was kept for a lane."""
+        for key in [key for key in self._kept if key[0] == lane]:
+            del self._kept[key]
+
+    def widest(self, tokens: int) -> MediaSpan:
+        """An item of one time slice: ``tokens`` rows, or as many as a slice makes; for rehearsals."""
+        side = self.tower.config.merge
+        width = max(1, min(self.patches // side**2, tokens))
+        pixels = np.broadcast_to(np.uint8(0), (side * side * width, self.tower.patch.weight.columns))
+        return MediaSpan(b"", (1, side, side * width), ((0, width),), pixels)
