@@ -26,6 +26,7 @@ from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 from ninfer import __version__
 from ninfer.app import Application, Model, Ports, assemble
 from ninfer.artifact import Artifact, open_artifact
+from ninfer.contexts import Contexts, opened_contexts
 from ninfer.faults import StartupError
 from ninfer.frontend import build_front, build_media
 from ninfer.http.server import Server, listen
@@ -76,6 +77,7 @@ class _Life:
     starting: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     serving: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     server: Server | None = None  # once it is ready
+    contexts: Contexts | None = None
     code: int = STOPPED
     problem: StartupError | None = None
 
@@ -139,6 +141,10 @@ class _Life:
             device = await stack.enter_async_context(loading)
             model, ports = Model(artifact.name, artifact.architecture), Ports(anyio.to_thread.run_sync)
             app = assemble(options, model, front, device, records, log, ports, media)
+            opened = opened_contexts(
+                app.engine, device, device.archive, artifact, options.contexts, records
+            )
+            self.contexts = await stack.enter_async_context(opened)
             _announce(app, options, artifact, device)
             yield app
 
@@ -162,6 +168,9 @@ class _Life:
 
     async def _serve(self, app: Application, tasks: TaskGroup, began: float) -> None:
         """Warm up, open the port, and serve until the drain is over."""
+        if self.contexts is not None:
+            self.records.transient("recalling contexts")
+            await self.contexts.recall()
         self.records.transient("warming up")
         await warm_up(app.engine)
         gc.collect()
@@ -170,12 +179,16 @@ class _Life:
         app.metrics.start_counting()
         app.throughput.start()
         tasks.start_soon(app.throughput.run)
+        if self.contexts is not None:
+            tasks.start_soon(self.contexts.keep)
         self.server = app.server
         for listener in listeners:
             port = listener.extra(SocketAttribute.local_port)
             self.records.info(f"serving {app.service.card.id} on http://{self.options.host}:{port}")
         self.records.info(f"ready | warm-up {seconds(anyio.current_time() - began)}")
         await app.server.run(listeners)
+        if self.contexts is not None:
+            await self.contexts.close()
 
     async def _engine(self, app: Application) -> None:
         """Run the engine; when it fails, say so, and end the process if that was asked for."""

@@ -89,7 +89,7 @@ class Started:
         }
 
     def _engine(self) -> Members:
-        engine, geometry = self.options.engine, self.geometry
+        engine, geometry, disk = self.options.engine, self.geometry, self.options.contexts
         gpu = self.inventory.gpu
         return {
             "device": None if gpu is None else gpu.index,
@@ -115,6 +115,7 @@ class Started:
                 "device_state_slots": geometry.slots - geometry.lanes,
                 "total_device_state_slots": geometry.slots,
                 "host_capacity_bytes": geometry.host_bytes,
+                "disk_capacity_bytes": disk.bytes if disk.folder else 0,
             },
         }
 

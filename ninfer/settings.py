@@ -9,6 +9,8 @@ The one thing a reader would get wrong: nothing here reads argv, files or the en
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 
 
@@ -87,6 +89,16 @@ class ContextCosts:
     transfer_bytes_per_second: float = 20e9
     prefill_token_seconds: float = 100e-6
     prefill_pair_seconds: float = 1e-9
+
+
+@attrs.frozen
+class ContextDisk:
+    """Where retained contexts outlive the process.  Bytes, seconds."""
+
+    folder: Path | None = None  # None: nowhere
+    bytes: int = 16 << 30
+    idle: float = 10.0  # without change before contexts are written
+    save_seconds: float = 20.0  # that shutdown spends on writing
 
 
 @attrs.frozen

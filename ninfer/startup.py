@@ -20,6 +20,7 @@ import attrs
 from ninfer.faults import StartupError
 from ninfer.settings import (
     ContextCosts,
+    ContextDisk,
     EngineOptions,
     GenerationDefaults,
     MediaOptions,
@@ -30,6 +31,7 @@ from ninfer.settings import (
 )
 
 K = TypeVar("K")
+WIDEST_DRAFT = 5
 NOT_OPTIONS = {"command", "run", "artifact", "config"}
 
 
@@ -57,6 +59,7 @@ class ServeOptions:
     stats_interval: float = 5.0  # seconds; 0 is off
     request_log: Path | None = None
     exit_on_engine_failure: bool = False
+    contexts: ContextDisk = attrs.field(factory=ContextDisk)
     context_costs: Path | None = None  # where ``engine.costs`` come from
     argv: tuple[str, ...] = ()
 
@@ -82,6 +85,7 @@ def read_options(args: argparse.Namespace) -> ServeOptions:
             live_bytes=_mib(args.media_live_mib),
             threads=args.media_preprocess_threads,
         ),
+        contexts=_contexts(args),
         defaults=_defaults(args),
         sampling=_sampling(args),
         responses=_given(
@@ -128,19 +132,29 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         prefix_reuse=False if args.no_prefix_reuse else None,
         costs=read_costs(Path(args.context_cost_presets)) if args.context_cost_presets else None,
         spec=args.spec,
-        draft_tokens=_drafts(args),
+        **_drafts(args),
         proposal_head=args.lm_head_draft,
         vision=args.vision,
     )
 
 
-def _drafts(args: argparse.Namespace) -> int | None:
+def _drafts(args: argparse.Namespace) -> dict[str, Any]:
     if args.spec is None and (args.draft_tokens or args.lm_head_draft):
         raise StartupError("--draft-tokens and --lm-head-draft need --spec mtp")
     if args.spec is not None and args.draft_tokens is None:
-        raise StartupError(f"--spec {args.spec} needs --draft-tokens N (1..5)")
-    drafts: int | None = args.draft_tokens
-    return drafts
+        raise StartupError(f"--spec {args.spec} needs --draft-tokens N (1..5) or auto")
+    if args.draft_tokens == "auto":
+        return {"draft_tokens": WIDEST_DRAFT, "draft_auto": True}
+    return {"draft_tokens": args.draft_tokens}
+
+
+def _contexts(args: argparse.Namespace) -> ContextDisk:
+    if args.context_dir is None and args.context_disk_mib is not None:
+        raise StartupError("--context-disk-mib needs --context-dir")
+    if args.context_dir is not None and (args.no_prefix_reuse or args.host_context_mib == 0):
+        raise StartupError("--context-dir needs prefix reuse and host memory (--host-context-mib above 0)")
+    folder = None if args.context_dir is None else Path(args.context_dir)
+    return _given(ContextDisk, folder=folder, bytes=_mib(args.context_disk_mib))
 
 
 def read_costs(path: Path) -> ContextCosts:

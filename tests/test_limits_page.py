@@ -56,10 +56,21 @@ ROWS: dict[str, tuple[str, str]] = {
     "EngineOptions.junction_tokens": ("checkpoint where prompts branch", "{count} tokens"),
     "EngineOptions.draft_tokens": ("tokens drafted a round", "{count}"),
     "EngineOptions.device_stop": ("unit that runs when the server stops", "{count} s"),
+    "ContextDisk.bytes": ("contexts on disk", "{gib} GiB"),
+    "ContextDisk.idle": ("rest before contexts are written", "{count} s"),
+    "ContextDisk.save_seconds": ("writing contexts at shutdown", "{count} s"),
 }
 # What is a choice, not a bound.
-CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision"}
-KINDS = ("WireLimits", "Patience", "JsonBudget", "PromptBudget", "ResponseStoreLimits", "EngineOptions")
+CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision", "folder"}
+KINDS = (
+    "WireLimits",
+    "Patience",
+    "JsonBudget",
+    "PromptBudget",
+    "ResponseStoreLimits",
+    "EngineOptions",
+    "ContextDisk",
+)
 
 
 def row(title: str) -> str:

@@ -155,6 +155,26 @@ def test_what_cannot_start_is_one_sentence_and_exit_code_two(
         assert len(error.splitlines()) == 1, error
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--context-disk-mib", "5"),
+        ("--context-dir", "x", "--no-prefix-reuse"),
+        ("--context-dir", "x", "--host-context-mib", "0"),
+    ],
+)
+def test_contexts_on_disk_need_a_folder_and_something_to_keep(argv: tuple[str, ...]) -> None:
+    with pytest.raises(StartupError, match="--context-d"):
+        options("m", *argv)
+
+
+def test_drafts_are_a_number_or_left_to_measurement() -> None:
+    fixed = options("m", "--spec", "mtp", "--draft-tokens", "3").engine
+    chosen = options("m", "--spec", "mtp", "--draft-tokens", "auto").engine
+    assert (fixed.draft_tokens, fixed.draft_auto) == (3, False)
+    assert (chosen.draft_tokens, chosen.draft_auto) == (5, True)
+
+
 # The option table
 
 DEFAULTS = {
@@ -169,6 +189,7 @@ DEFAULTS = {
     "max-concurrency": lambda o: o.engine.max_concurrency,
     "prefill-chunk": lambda o: o.engine.prefill_chunk,
     "kv-dtype": lambda o: o.engine.kv_dtype,
+    "context-disk-mib": lambda o: o.contexts.bytes >> 20,
     "max-pending-requests": lambda o: o.engine.max_pending,
     "pending-timeout-ms": lambda o: o.engine.pending_timeout * 1000,
     "default-max-tokens": lambda o: o.defaults.max_tokens,
@@ -215,5 +236,6 @@ def test_every_option_can_stand_in_the_file(name: str, config, tmp_path: Path) -
         value = str(file) if not action.type else "2" if name == "max-concurrency" else "1"
     need = {"draft-tokens": "  spec: mtp\n", "spec": "  draft-tokens: 1\n"}
     need["lm-head-draft"] = need["draft-tokens"] + need["spec"]
+    need["context-disk-mib"] = "  context-dir: contexts\n"
     text = f"server:\n  {name}: {value}\n{need.get(name, '')}"
     assert options("m", "--config", config(text)) != options("m")

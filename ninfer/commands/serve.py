@@ -33,6 +33,11 @@ def number(low: float, high: float | None = None, *, kind: type = int) -> Callab
     return parse
 
 
+def drafts(text: str) -> float | str:
+    """Parse a number of drafts or ``auto``."""
+    return text if text == "auto" else number(1, 5)(text)
+
+
 DESCRIPTION = """\
 Serve one .ninfer model over HTTP: OpenAI Chat Completions and Responses, Anthropic Messages,
 /health, /metrics, /stats.  The port opens when the model has answered a first time."""
@@ -158,8 +163,8 @@ def _speculation(group: argparse._ArgumentGroup) -> None:
     add(
         "--draft-tokens",
         metavar="N",
-        type=number(1, 5),
-        help="tokens drafted a round, 1..5; needed with --spec",
+        type=drafts,
+        help="tokens drafted a round, 1..5, or auto: what pays best; needed with --spec",
     )
     add(
         "--lm-head-draft",
@@ -188,6 +193,17 @@ def _contexts(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         type=number(0),
         help="host memory for contexts, retained or paused, MiB; 0: none (default 8192 and 8 images)",
+    )
+    add(
+        "--context-dir",
+        metavar="DIR",
+        help="folder in which retained contexts outlive a restart (default: none)",
+    )
+    add(
+        "--context-disk-mib",
+        metavar="N",
+        type=number(1),
+        help="disk that they may take, MiB; with --context-dir (default 16384)",
     )
     add(
         "--context-cost-presets",

@@ -2,8 +2,8 @@
 
 Owns the file format and the directory.  A file names everything that makes its state valid: the
 device's signature (weights, KV format, sizes), the stretch above it, and the exact identity of its
-tokens.  Promises that a file is written whole or not at all, and that a damaged, cut, foreign or
-outdated one is reported and ignored, never believed.
+tokens.  Promises that a file is written whole or not at all, that all files together stay within their
+bound, and that a damaged, cut, foreign or outdated one is reported and ignored, never believed.
 
 The one thing a reader would get wrong: the name of a stretch is a digest of the whole path to it, so a
 stretch whose parent is gone can never be attached to another history.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
 import attrs
@@ -22,9 +22,7 @@ import attrs
 from ninfer.engine.identity import ID, SHAPE, Identity, MediaKey
 
 _MAGIC = b"NINFERCX1\n"
-_HEAD = struct.Struct(
-    "<32s32s32sQIIHHQQ"
-)  # signature, name, parent, start, tokens, media, kind, flags, sizes
+_HEAD = struct.Struct("<32s32s32sQIIHHQQ")  # seal, name, parent, start, tokens, media, kind, flags, sizes
 _ITEM = struct.Struct("<QQIIIII")  # start, stop, grid (3), digest bytes, runs
 _RUN = struct.Struct("<QQ")
 _SUM = 32
@@ -57,81 +55,151 @@ def name_of(parent: bytes, part: Identity) -> bytes:
 
 
 @attrs.frozen
-class ContextStore:
-    """The files under ``folder`` made by devices of one ``signature``; ``warn`` hears of bad ones.
+class _File:
+    """One of our files: its size in bytes, when it was written, and the beginning of its head."""
 
-    All methods block; call them from a worker thread.
+    path: Path
+    size: int
+    stamp: int
+    seal: bytes
+    name: bytes
+    parent: bytes
+    start: int
+    tokens: int
+
+
+@attrs.define(eq=False)
+class ContextStore:
+    """The files under ``folder``, together at most ``capacity`` bytes; ``warn`` hears of bad ones.
+
+    Files of devices of another ``signature`` are left alone until their room is needed.
+    All methods but ``has`` block; call them from a worker thread, one at a time.
     """
 
     folder: Path
     signature: str
+    capacity: int
     warn: Callable[[str], None]
+    _files: dict[bytes, _File] = attrs.field(factory=dict)  # ours, by name
+    _foreign: list[_File] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        for path in sorted(self.folder.glob("*" + SUFFIX)):
+            file = self._look_at(path)
+            if file is not None and file.seal == self._seal:
+                self._files[file.name] = file
+            elif file is not None:
+                self._foreign.append(file)
+                self.warn(f"{path.name} belongs to another model or format; it is ignored")
+        self._make_room(0, set())
 
     @property
     def _seal(self) -> bytes:
         return hashlib.sha256(self.signature.encode()).digest()
 
-    def write(self, stretch: Stretch) -> None:
-        """Put a stretch on disk, replacing an older file of that name."""
-        path = self._path(stretch.name)
+    @property
+    def used(self) -> int:
+        """Bytes of all retained contexts here."""
+        return sum(file.size for file in (*self._files.values(), *self._foreign))
+
+    def write(self, stretch: Stretch, keep: Set[bytes] = frozenset()) -> bool:
+        """Put a stretch on disk at the cost of the oldest others but ``keep``; False if it won't fit."""
         data = _encode(stretch, self._seal)
+        if not self._make_room(len(data) + _SUM, keep):
+            return False
+        path = self._path(stretch.name)
         draft = path.with_suffix(".part")
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=_private) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        if (file_now := self._look_at(path)) is not None:
+            self._files[stretch.name] = file_now
+        return True
 
     def has(self, name: bytes) -> bool:
         """Whether a file of that name is there."""
-        return self._path(name).exists()
+        return name in self._files
 
     def read_all(self) -> Iterator[Stretch]:
         """Yield every good stretch whose path is complete, parents first."""
-        found = {head[1]: (head, path) for path, head in self._heads()}
         known = {ROOT}
-        for name in sorted(found, key=lambda name: (found[name][0][3], name)):
-            head, path = found[name]
-            if head[2] in known and (stretch := self._read(path)) is not None:
-                known.add(name)
+        for file in sorted(self._files.values(), key=lambda file: (file.start, file.tokens, file.name)):
+            if file.parent in known and (stretch := self._read(file.path)) is not None:
+                known.add(file.name)
                 yield stretch
 
-    def keep_only(self, names: set[bytes]) -> None:
-        """Remove all other files of ours, and what interrupted writes left behind."""
-        for path in self.folder.iterdir():
-            ours = path.suffix == SUFFIX and path.stem not in {name.hex() for name in names}
-            if ours or path.suffix == ".part":
-                path.unlink(missing_ok=True)
+    def keep_only(self, names: Set[bytes]) -> None:
+        """Remove all other files of this device, and what interrupted writes left behind."""
+        for name in [name for name in self._files if name not in names]:
+            self._remove(self._files.pop(name))
+        for path in self.folder.glob("*.part"):
+            path.unlink(missing_ok=True)
+
+    def _make_room(self, size: int, keep: Set[bytes]) -> bool:
+        """Remove files until ``size`` bytes more fit: foreign ones first, then the oldest."""
+        excess = self.used + size - self.capacity
+        if excess <= 0:
+            return True
+        ours = [file for file in self._files.values() if file.name not in keep]
+        for file in (*_by_age(self._foreign), *_by_age(ours)):
+            self._remove(file)
+            if file.seal == self._seal:
+                del self._files[file.name]
+            else:
+                self._foreign.remove(file)
+            excess -= file.size
+            if excess <= 0:
+                return True
+        return False
+
+    def _remove(self, file: _File) -> None:
+        file.path.unlink(missing_ok=True)
 
     def _path(self, name: bytes) -> Path:
         return self.folder / (name.hex() + SUFFIX)
 
-    def _heads(self) -> Iterator[tuple[Path, tuple[bytes, bytes, bytes, int]]]:
-        """Read only what orders the files; everything is proved when it is read whole."""
+    def _look_at(self, path: Path) -> _File | None:
+        """Read only what orders a file; everything is proved when it is read whole."""
         size = len(_MAGIC) + _HEAD.size
-        for path in sorted(self.folder.glob("*" + SUFFIX)):
+        try:
             with path.open("rb") as file:
-                raw = file.read(size)
-            if len(raw) < size or not raw.startswith(_MAGIC):
-                self.warn(f"{path.name} is not a retained context; it is ignored")
-                continue
-            seal, name, parent, start = _HEAD.unpack(raw[len(_MAGIC) :])[:4]
-            if seal == self._seal:
-                yield path, (seal, name, parent, start)
-            else:
-                self.warn(f"{path.name} belongs to another model or format; it is ignored")
+                raw, seen = file.read(size), os.fstat(file.fileno())
+        except OSError as problem:
+            self.warn(f"{path.name} is ignored: {problem.strerror}")
+            return None
+        if len(raw) < size or not raw.startswith(_MAGIC):
+            self.warn(f"{path.name} is not a retained context; it is ignored")
+            return None
+        seal, name, parent, start, tokens = _HEAD.unpack(raw[len(_MAGIC) :])[:5]
+        if seal == self._seal and path.stem != name.hex():
+            self.warn(f"{path.name} is ignored: it holds another context")
+            return None
+        return _File(path, seen.st_size, seen.st_mtime_ns, seal, name, parent, start, tokens)
 
     def _read(self, path: Path) -> Stretch | None:
         try:
-            stretch = _decode(path.read_bytes(), self._seal)
+            return _decode(path.read_bytes(), self._seal)
         except (OSError, Damaged) as problem:
             self.warn(f"{path.name} is ignored: {problem}")
             return None
-        if path.stem != stretch.name.hex():
-            self.warn(f"{path.name} is ignored: it holds another context")
-            return None
-        return stretch
+
+
+def stretch_bytes(part: Identity, payload: int) -> int:
+    """Return the size of a file that holds ``payload`` bytes of KV and image for ``part``."""
+    items = sum(len(_describe_item(item)) for item in part.media)
+    return len(_MAGIC) + _HEAD.size + len(part.ids) + len(part.shape or b"") + items + payload + _SUM
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only this user may read: a context gives away what was said."""
+    return os.open(path, flags, 0o600)
+
+
+def _by_age(files: Iterable[_File]) -> list[_File]:
+    return sorted(files, key=lambda file: file.stamp)
 
 
 # Format

@@ -208,13 +208,14 @@ class Device(Protocol):
 class Archive(Protocol):
     """What a device may offer beside running units: state given out as bytes, and taken back.
 
-    Calls are made only while no unit is in flight.  What is given out under one ``signature`` (which
-    names weights, formats and sizes) may be taken back by any device of that signature.
+    A call takes its place among the units when it is awaited: it sees what was submitted before it and
+    nothing that is submitted later.  What is given out under one ``signature`` may be taken back by any
+    device of that signature that holds the same weights; bytes of another size raise ``ValueError``.
     """
 
     @property
     def signature(self) -> str:
-        """Everything that the bytes depend on."""
+        """Everything but the weights that the bytes depend on: backend, formats, sizes."""
 
     async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
         """Give out the image in ``slot``, or else ``pages``."""

@@ -52,6 +52,7 @@ class Engine:
     _flights: deque[tuple[Flight, Ticket]] = attrs.field(factory=deque)
     _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
     _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
+    _rested: anyio.Event = attrs.field(factory=anyio.Event)  # set when nothing is left to do
     _arrivals: int = 0
     _draining: bool = False  # who has a seat may still submit
     _closed: bool = False
@@ -101,6 +102,7 @@ class Engine:
             finally:
                 self._closed = True
                 self._close_all()
+                self._rested.set()
                 tasks.cancel_scope.cancel()
 
     async def drain(self) -> None:
@@ -108,6 +110,17 @@ class Engine:
         self._draining = True
         while self.seats.taken:
             await self.seats.left()
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is open, in flight, or still to be submitted."""
+        return not (self._open or self._flights or self.scheduler.owes)
+
+    async def rest(self) -> None:
+        """Wait until it is resting, or has ended."""
+        while not (self.resting or self._closed):
+            self._rested = anyio.Event()
+            await self._rested.wait()
 
     def stats(self) -> Statistics:
         """Take a snapshot of counters and gauges."""
@@ -184,6 +197,7 @@ class Engine:
             return
         if self._open:
             raise Broken("requests are open, none can move and nothing is in flight")
+        self._rested.set()
         self._bell = anyio.Event()
         await self._bell.wait()
         self.meter.restart()

@@ -71,6 +71,11 @@ class Scheduler:
         """Raise ``Broken`` unless every lane, slot, page and host byte has exactly its owners."""
         self.memory.check(self.roster.residents)
 
+    @property
+    def owes(self) -> bool:
+        """Whether the device has yet to be told of something that the books already count on."""
+        return bool(self._loose)
+
     def snapshot(self) -> Counters:
         """Return the counters as they stand."""
         counters = self.counters.copy()

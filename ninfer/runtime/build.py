@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from ninfer import __version__
 from ninfer.engine.device import Geometry
 from ninfer.faults import StartupError
 from ninfer.model.config import TextConfig, read_vision_config
@@ -113,6 +114,9 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
     images = new_images(config, slot_count(options))
     vocab = min(sampleable(model, config), config.vocab)
     geometry = geometry_of(options, config, vocab, images.image_bytes, kv.page_bytes)
+    signature = f"numpy {__version__} {options.kv_dtype} {options.spec} {geometry.page_tokens} " + (
+        f"{geometry.image_bytes} {geometry.page_bytes}"
+    )
     rotary = Rotary.of(config.rotary_dims, config.rope_theta, config.mrope_section)
     return NumpyProgram(
         geometry=geometry,
@@ -123,6 +127,7 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
         lanes=tuple(Lane(vocab) for _ in range(options.max_concurrency)),
         drafter=drafter,
         eyes=eyes,
+        signature=signature,
         inventory=Inventory(
             "numpy",
             weights=bytes_of((decoder, drafter, eyes)),

@@ -15,16 +15,17 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import anyio
 import attrs
 import outcome
 
-from ninfer.engine.device import DeviceFailed, Geometry, Result, Unit
+from ninfer.engine.device import Archive, DeviceFailed, Geometry, Result, Unit
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.wake import Waker, waker
 
+T = TypeVar("T")
 Finish = Callable[[], Result]
 AHEAD = 2  # units under way at once
 
@@ -50,6 +51,53 @@ class AheadProgram(Program, Protocol):
 
     def start(self, unit: Unit) -> Finish:
         """Submit one unit; what is returned waits for its result."""
+
+
+@runtime_checkable
+class ArchiveProgram(Program, Protocol):
+    """A program that gives out state as bytes and takes it back; see ``engine.device.Archive``.
+
+    Called on the device's thread when no unit is under way.
+    """
+
+    @property
+    def signature(self) -> str:
+        """Everything but the weights that the bytes depend on."""
+
+    def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+        """Give out the image in ``slot``, or else ``pages``."""
+
+    def export_host(self, key: int, skip: int, count: int) -> bytes:
+        """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
+
+    def import_host(self, key: int, payload: bytes, pages: int) -> None:
+        """Fill host memory under a new ``key``; raises ``ValueError`` for bytes of another size."""
+
+
+@attrs.define(eq=False)
+class Errand(Generic[T]):
+    """A call on the device's thread, in its place among the units; its fault is the caller's alone."""
+
+    call: Callable[[], T]
+    wake: Waker
+    _done: anyio.Event = attrs.field(factory=anyio.Event)
+    _outcome: outcome.Value[T] | outcome.Error | None = None
+    _lost: BaseException | None = None
+
+    async def result(self) -> T:
+        """Wait for it; raises what the call raised, or ``DeviceFailed``."""
+        await self._done.wait()
+        if self._outcome is None:
+            raise DeviceFailed("the device failed") from self._lost
+        value: T = self._outcome.unwrap()
+        return value
+
+    def run(self, lost: BaseException | None) -> None:
+        """Make the call, unless the device is lost."""
+        self._lost = lost
+        if lost is None:
+            self._outcome = outcome.capture(self.call)
+        self.wake(self._done.set)
 
 
 @attrs.define(eq=False)
@@ -80,7 +128,7 @@ class ThreadDevice:
 
     _program: Program | None = None
     _failure: BaseException | None = None
-    _units: queue.SimpleQueue[Pending | None] = attrs.field(factory=queue.SimpleQueue)
+    _units: queue.SimpleQueue[Pending | Errand[Any] | None] = attrs.field(factory=queue.SimpleQueue)
 
     @classmethod
     @asynccontextmanager
@@ -128,6 +176,17 @@ class ThreadDevice:
         self._units.put(pending)
         return pending
 
+    @property
+    def archive(self) -> Archive | None:
+        """What gives out state as bytes, if the program can."""
+        return ThreadArchive(self, self._program) if isinstance(self._program, ArchiveProgram) else None
+
+    async def call(self, call: Callable[[], T]) -> T:
+        """Make a call on the device's thread, in its place among the units."""
+        errand = Errand(call, waker())
+        self._units.put(errand)
+        return await errand.result()
+
     def _work(
         self, build: Callable[[], Program], ready: Callable[[], None], ended: Callable[[], None]
     ) -> None:
@@ -151,8 +210,16 @@ class ThreadDevice:
             taken = self._units.get()
             if taken is None:
                 break
-            under_way.append((taken, self._start(taken.unit)))
-        for pending, finish in under_way:
+            if isinstance(taken, Errand):
+                self._finish(under_way)
+                taken.run(self._failure)
+            else:
+                under_way.append((taken, self._start(taken.unit)))
+        self._finish(under_way)
+
+    def _finish(self, under_way: deque[tuple[Pending, Finish]]) -> None:
+        while under_way:
+            pending, finish = under_way.popleft()
             pending.settle(self._attempt(finish))
 
     def _start(self, unit: Unit) -> Finish:
@@ -175,3 +242,28 @@ class ThreadDevice:
                 return done.value
             self._failure = done.error
         return self._failure
+
+
+@attrs.frozen(eq=False)
+class ThreadArchive:
+    """Implements ``Archive`` over a program on its thread."""
+
+    device: ThreadDevice
+    program: ArchiveProgram
+
+    @property
+    def signature(self) -> str:
+        """The program's."""
+        return self.program.signature
+
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+        """Give out the image in ``slot``, or else ``pages``."""
+        return await self.device.call(lambda: self.program.export(slot, pages))
+
+    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+        """Give out what ``key`` holds."""
+        return await self.device.call(lambda: self.program.export_host(key, skip, count))
+
+    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
+        """Fill host memory under a new ``key``."""
+        await self.device.call(lambda: self.program.import_host(key, payload, pages))

@@ -19,6 +19,7 @@ from ninfer.ops.numpy_state import Floats, Ints, Slots
 from ninfer.runtime.kvformat import KVFormat
 
 Image = tuple[Floats, Ints, int]  # a row of the block, its last position, its frontier
+EDGE = 16  # bytes of three positions and a frontier, int32
 
 
 @attrs.define(eq=False)
@@ -54,6 +55,18 @@ class StateImages:
     def load(self, slot: int, image: Image) -> None:
         """Copy an image back."""
         self.block[slot], self.edges[slot], self.frontiers[slot] = image
+
+
+def pack_image(image: Image) -> bytes:
+    """Lay out an image in ``image_bytes`` bytes."""
+    block, edge, frontier = image
+    return block.tobytes() + edge.tobytes() + np.int32(frontier).tobytes()
+
+
+def unpack_image(raw: bytes) -> Image:
+    """Read what ``pack_image`` wrote."""
+    edge = np.frombuffer(raw[-EDGE:], np.int32)
+    return np.frombuffer(raw[:-EDGE], np.float32), edge[:3], int(edge[3])
 
 
 def new_images(config: TextConfig, slots: int) -> StateImages:

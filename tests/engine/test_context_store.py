@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from ninfer.prompt.prepared import MediaSpan, Prepared
 SIGNATURE = "model 1, bf16"
 
 
-def store(folder: Path, warnings: list[str] | None = None, signature: str = SIGNATURE) -> ContextStore:
-    return ContextStore(folder, signature, ([] if warnings is None else warnings).append)
+def store(
+    folder: Path, warnings: list[str] | None = None, signature: str = SIGNATURE, capacity: int = 1 << 20
+) -> ContextStore:
+    return ContextStore(folder, signature, capacity, ([] if warnings is None else warnings).append)
 
 
 def stretch(ids: tuple[int, ...] = (1, 2, 3), parent: bytes = ROOT, start: int = 0, **more) -> Stretch:
@@ -98,11 +101,12 @@ def test_any_damage_is_reported_and_never_believed(tmp_path, data):
 
 def test_only_what_is_named_stays_and_torn_writes_go(tmp_path):
     one, two = stretch(), stretch((9,))
+    mine = store(tmp_path)
     for each in (one, two):
-        store(tmp_path).write(each)
+        mine.write(each)
     (tmp_path / "x.part").write_bytes(b"torn")
     (tmp_path / "README").write_text("not ours")
-    store(tmp_path).keep_only({two.name})
+    mine.keep_only({two.name})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         ["README", two.name.hex() + ".context"]
     )
@@ -115,3 +119,25 @@ def test_junk_among_the_files_is_reported(tmp_path, junk):
     (tmp_path / "junk.context").write_bytes(junk)
     assert list(store(tmp_path, warnings).read_all()) == []
     assert len(warnings) == 1
+
+
+def test_all_files_stay_within_the_bound_at_the_cost_of_foreign_ones_then_the_oldest(tmp_path):
+    each = [stretch((n,)) for n in range(6)]
+    store(tmp_path, signature="another").write(each[5])
+    size = next(tmp_path.iterdir()).stat().st_size
+    mine = store(tmp_path, capacity=3 * size + 1)
+    for age, one in enumerate(each[:3]):
+        assert mine.write(one)
+        os.utime(mine._path(one.name), ns=(age, age))
+    assert not [path for path in tmp_path.iterdir() if path.stem == each[5].name.hex()]
+    mine = store(tmp_path, capacity=3 * size + 1)
+    assert mine.write(each[3], keep={each[0].name})
+    assert [mine.has(one.name) for one in each] == [True, False, True, True, False, False]
+    assert mine.used == sum(path.stat().st_size for path in tmp_path.iterdir()) <= mine.capacity
+    assert not mine.write(each[4], keep={one.name for one in each})
+    assert store(tmp_path, capacity=size).used <= size  # a smaller bound holds from the start
+
+
+def test_a_context_is_for_its_owner_alone(tmp_path):
+    store(tmp_path).write(stretch())
+    assert next(tmp_path.iterdir()).stat().st_mode & 0o077 == 0

@@ -26,7 +26,7 @@ async def inline(call: Callable[[], object]) -> object:
 def persistence(engine: Engine, folder: Path) -> Persistence:
     device = engine.device
     assert isinstance(device, FakeDevice)
-    store = ContextStore(folder, device.signature, pytest.fail)
+    store = ContextStore(folder, device.signature, 1 << 30, pytest.fail)
     return Persistence(device, device, engine.scheduler.memory, store, inline)
 
 

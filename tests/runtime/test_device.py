@@ -12,12 +12,14 @@ import pytest
 from ninfer.engine.device import Clear, DeviceFailed, Geometry, Result, Unit
 from ninfer.faults import StartupError
 from ninfer.runtime.device import ThreadDevice
+from ninfer.runtime.inventory import Inventory
 
 
 @attrs.define(eq=False)
 class Recorded:
     """A program that notes what it ran and waits for permission."""
 
+    inventory: Inventory = attrs.field(factory=Inventory)
     seen: list[Unit] = attrs.field(factory=list)
     threads: set[str] = attrs.field(factory=set)
     gate: threading.Event = attrs.field(factory=threading.Event)
@@ -114,3 +116,73 @@ async def test_the_thread_is_gone_after_the_context() -> None:
         assert threading.active_count() == before + 1
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("ninfer-device") <= 1  # it may still be returning, with nothing left to run
+
+
+@attrs.define(eq=False)
+class Archived(Recorded):
+    """A program whose state is what it ran."""
+
+    signature: str = "recorded"
+
+    def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+        """Tell how many units ran."""
+        return b"%d" % len(self.seen)
+
+    def export_host(self, key: int, skip: int, count: int) -> bytes:
+        """Nothing."""
+        return b""
+
+    def import_host(self, key: int, payload: bytes, pages: int) -> None:
+        """Refuse."""
+        raise ValueError("bytes of another size")
+
+
+@on_both_loops
+async def test_state_is_given_out_in_its_place_among_the_units() -> None:
+    program = Archived()
+    program.gate.set()
+    async with ThreadDevice.start(lambda: program) as device:
+        archive = device.archive
+        assert archive is not None and archive.signature == "recorded"
+        tickets = [device.submit(Clear(slot)) for slot in range(3)]
+        seen = []
+
+        async def export() -> None:
+            seen.append(await archive.export(0, ()))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(export)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            await device.submit(Clear(9)).result()
+        assert seen == [b"3"]
+        assert (await tickets[2].result()).seconds == 3
+
+
+@on_both_loops
+async def test_bytes_that_cannot_be_taken_back_do_not_cost_the_device() -> None:
+    program = Archived()
+    program.gate.set()
+    async with ThreadDevice.start(lambda: program) as device:
+        assert device.archive is not None
+        with pytest.raises(ValueError, match="another size"):
+            await device.archive.import_host(1, b"", 0)
+        assert (await device.submit(Clear(0)).result()).seconds == 1
+
+
+@on_both_loops
+async def test_a_lost_device_gives_nothing_out() -> None:
+    program = Archived(fail_at=0)
+    program.gate.set()
+    async with ThreadDevice.start(lambda: program) as device:
+        archive = device.archive
+        assert archive is not None
+        device.submit(Clear(0))
+        with pytest.raises(DeviceFailed):
+            await archive.export(0, ())
+
+
+@on_both_loops
+async def test_a_program_without_an_archive_has_none() -> None:
+    async with ThreadDevice.start(Recorded) as device:
+        assert device.archive is None
