@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 MODEL  ?= fixtures/tiny-qwen3_5.ninfer
 ARGS   ?=
 
-.PHONY: serve test check lint types unit fuzz size clean help
+.PHONY: soak serve test check lint types unit fuzz size clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -33,10 +33,13 @@ types: $(VENV)/.dev    ## mypy --strict
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev     ## pytest, CPU part
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not cuda'
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not cuda and not soak'
 
 fuzz: $(VENV)/.dev     ## play 200,000 mutants against the HTTP room
 	$(BIN)/python scripts/fuzz_http.py
+
+soak: $(VENV)/.dev     ## the long runs: 20,000 simulated requests
+	$(BIN)/python -m pytest -m soak
 
 size: $(VENV)/.dev     ## print the size report
 	$(BIN)/python tests/sizes.py ninfer

@@ -113,6 +113,7 @@ async def test_six_hundred_mixed_requests_leave_nothing_behind(autojump_clock):
     await soak(600)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 async def test_twenty_thousand_mixed_requests_leave_nothing_behind(autojump_clock):
     await soak(20_000)
