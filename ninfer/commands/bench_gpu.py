@@ -30,6 +30,13 @@ def configure(kinds: Any) -> None:
     add("--prefill", type=_positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
     add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
     add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
+    add(
+        "--vision",
+        type=_positive,
+        nargs="+",
+        metavar="N",
+        help="instead, time the vision tower on square pictures of so many pixels a side",
+    )
     add("--kernels", type=Path, metavar="DIR", help="a pack made by `ninfer kernels build`")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -43,6 +50,8 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.vision:
+        return _vision(args)
     from ninfer.bench.gpu import Asked, measure
 
     asked = Asked(
@@ -57,6 +66,16 @@ def run(args: argparse.Namespace) -> int:
     )
     found = measure(asked, lambda text: print(text, file=sys.stderr))
     print(json.dumps(found) if args.json else as_text(found))
+    return 0
+
+
+def _vision(args: argparse.Namespace) -> int:
+    from ninfer.bench import vision
+
+    found = vision.measure(
+        tuple(max(32, side // 32 * 32) for side in args.vision), args.recipe, args.kernels
+    )
+    print(json.dumps(found) if args.json else vision.as_text(found))
     return 0
 
 
