@@ -17,7 +17,7 @@ import attrs
 
 Format = Literal["PNG", "JPEG", "WEBP", "GIF"]
 MAX_SCANS = 100  # of a JPEG: each costs a pass over the whole picture, however few bytes it has
-MAX_BLOCKS = 1_000_000  # chunks, segments or data blocks walked in one file
+MAX_BLOCKS = 300_000  # chunks, segments or data blocks walked in one file
 MAX_ENTRIES = 1_000  # of an EXIF directory
 _QUICK, _USUAL = 0.02, 0.1  # seconds: shorter delays than the first are shown as the second
 _SIZED = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
@@ -44,7 +44,7 @@ class Sketch:
     width: int
     height: int
     orientation: int = 1
-    delays: tuple[float, ...] = (0.0,)
+    delays: tuple[float, ...] = (_USUAL,)
 
 
 def sniff(data: bytes) -> Format | None:
@@ -153,7 +153,7 @@ def _webp(data: bytes, frames: int) -> Sketch:
             size = _WEBP_SIZES[kind](data, start)
     if size is None:
         raise Malformed("a WebP without a picture")
-    return Sketch("WEBP", *size, turned, tuple(delays[:frames]) or (0.0,))
+    return Sketch("WEBP", *size, turned, tuple(delays[:frames]) or (_USUAL,))
 
 
 def _riff(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -63,5 +63,5 @@ async def together(work: Sequence[Callable[[], Awaitable[T]]], most: int) -> lis
         for _ in range(min(most, len(work))):
             tasks.start_soon(labour)
     if refusals:
-        raise refusals[0]
+        raise refusals.pop(0)  # kept here, it would form a cycle that holds the sources until collected
     return [results[index] for index in range(len(work))]
