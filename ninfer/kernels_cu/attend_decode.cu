@@ -5,6 +5,7 @@
 // The number of splits follows from the row's own length alone, so a row gives the same bits in any batch.
 //
 //: variants KV 0 1 2 3 4
+//: spills attend_merge 16
 #include "kv_fragments.cuh"
 #include "kv_store.cuh"
 
@@ -128,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(128) attend_rows(float* partial, fl
     __shared__ float outs[WARPS * GROUP * DIM];
     __shared__ float2 warp_stats[WARPS * GROUP];
     release_successor();
-    await_predecessor();
     int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, group = heads / pool.kv_heads;
     Reach r = reach_of(of, row);
+    await_predecessor();
     if (split >= r.splits) return;
     stage_queries(queries, q + (static_cast<long long>(row) * heads + head * group) * DIM, group);
     __syncthreads();
@@ -186,9 +187,9 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(bf16* out, const 
     __shared__ float weights[SPLITS];
     __shared__ __align__(16) float sums[MERGERS][DIM];
     release_successor();
-    await_predecessor();
     int heads = gridDim.x, head = blockIdx.x, row = blockIdx.y, group = heads / kv_heads;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, splits = reach_of(of, row).splits;
+    await_predecessor();
     long long place = (static_cast<long long>(row) * kv_heads + head / group) * most * group + head % group;
     const float2* pairs = reinterpret_cast<const float2*>(stats) + place;
     float2 a = lane < splits ? pairs[lane * group] : make_float2(NEVER, 0);

@@ -1,9 +1,9 @@
 // What every form of the Gated DeltaNet shares: shapes, slots, gates, and the order of each sum.
 //
-// The state of a value head is S[value dim][key dim] in float32, a row of S being one value
-// dimension; rows never meet, so they may be spread over blocks.  Eight lanes share a row: lane l owns
-// key dims 4 (l + 8 i) .. + 3 for i < 4.  Decode, verification, fold and prefill all use the
-// functions below, so the same inputs give the same bits in each.
+// The state of a value head is S[value dim][key dim] in float32, a row of S being one value dimension;
+// rows never meet.  In the recurrent form eight lanes share a row: lane l owns key dims 4 (l + 8 i) .. + 3
+// for i < 4.  Decode, verification and fold use the functions below in one order, so the same inputs give
+// the same bits in each.
 //
 // The one thing a reader would get wrong: the convolution history is a ring of four columns, the
 // column of token p at p % 4, so the column being written is never among the three being read.
@@ -81,26 +81,21 @@ __device__ __forceinline__ float4 operator*(const float4& v, float f) {
     return make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
 }
 
-__device__ __forceinline__ float dot(const float4 (&a)[4], const float4 (&b)[4]) {
-    float sum[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        sum[i] = fmaf(a[i].w, b[i].w, fmaf(a[i].z, b[i].z, fmaf(a[i].y, b[i].y, a[i].x * b[i].x)));
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+__device__ __forceinline__ float dot4(const float4& a, const float4& b) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
 }
 
-// S <- decay S; u = beta (v - S k); S <- S + u k^T for one row of S.  -> S q.
-__device__ __forceinline__ float advance_row(float4 (&s)[4], const float4 (&k)[4], const float4 (&q)[4], float v,
-                                             float decay, float beta) {
-    float u = beta * fmaf(-decay, row_sum(dot(s, k)), v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[i].x = fmaf(u, k[i].x, decay * s[i].x);
-        s[i].y = fmaf(u, k[i].y, decay * s[i].y);
-        s[i].z = fmaf(u, k[i].z, decay * s[i].z);
-        s[i].w = fmaf(u, k[i].w, decay * s[i].w);
-    }
-    return row_sum(dot(s, q));
+// u = beta (v - decay S k).
+__device__ __forceinline__ float delta_of(float v, float held, float decay, float beta) {
+    return beta * fmaf(-decay, held, v);
+}
+
+// S <- decay S + u k^T for four elements of a row.
+__device__ __forceinline__ void absorb(float4& s, const float4& k, float u, float decay) {
+    s.x = fmaf(u, k.x, decay * s.x);
+    s.y = fmaf(u, k.y, decay * s.y);
+    s.z = fmaf(u, k.z, decay * s.z);
+    s.w = fmaf(u, k.w, decay * s.w);
 }
 
 // w-RMSNorm of a head's outputs times SiLU(z), for this lane's four dims.

@@ -10,18 +10,16 @@
 //
 // A spill is allowed: 17 warps of one block leave 120 registers; sm_120 wants a few more.
 //: spills experts_down 32
-#include "keys.cuh"
+//: spills experts_down 96
+//: spills experts_up 64
+#include "bank.cuh"
 #include "experts_stage.cuh"
+#include "keys.cuh"
 
-constexpr int PAIRS = 2;      // warps that share a tile of experts_up, each half of the columns
+constexpr int PARTS = 4;      // warps that share a tile of experts_up, each a part of the columns
 constexpr int UP_WARPS = 8;
 constexpr int MOST = 16;      // experts of a row, at most
-
-// Experts laid at equal distances in one matrix: row r of expert e is row e * step + r.
-struct Bank {
-    Matrix rows;
-    int format, step;
-};
+constexpr int AHEAD = 4;      // stages of a warp under way at once
 
 // normed (rows, columns); experts, weights (rows, per_token), best first, NaN weights where a logit is not
 // finite; shared (rows,).  Rows of logits hold count >= per_token products of the router, rows of score one
@@ -32,22 +30,29 @@ extern "C" __global__ void __launch_bounds__(256) experts_route(bf16* normed, in
                                                                const float* score, int score_stride, int columns,
                                                                int count, int per_token, float eps) {
     __shared__ float sums[8];
-    __shared__ u64 best[MOST];
+    __shared__ u64 best[MOST], some[8 * MOST];
     release_successor();
     await_predecessor();
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (count + 7) / 8;
     long long row = blockIdx.x, at = row * columns;
     float squares = 0;
     for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
     u64 keys[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int e = i * 256 + threadIdx.x;
-        keys[i] = e < count ? key_of(logits[row * logits_stride + e], e) : 0;
+        int n = i * 32 + lane, e = warp * each + n;
+        keys[i] = n < each && e < count ? key_of(logits[row * logits_stride + e], e) : 0;
     }
-    take_best(keys, per_token, best);
+    squares = warp_sum(squares);
+    if (lane == 0) sums[warp] = squares;
+    take_best_of_warp(keys, per_token, some + warp * per_token);
     __syncthreads();
+    if (warp == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) keys[i] = i * 32 + lane < 8 * per_token ? some[i * 32 + lane] : 0;
+        take_best_of_warp(keys, per_token, best);
+        __syncwarp();
+    }
     squares = 0;
     for (int w = 0; w < 8; w++) squares += sums[w];
     float scale = rsqrtf(squares / static_cast<float>(columns) + eps);
@@ -77,29 +82,30 @@ __device__ __forceinline__ void stage_row(u8* to, const bf16* x, int columns, in
 // Start the copies of a warp's first stages.
 template <int F>
 __device__ __forceinline__ void fill(const Source<F>& source, u8* ring, int begin, int units, int columns) {
-    for (int s = 0; s < Layout<F>::STAGES - 1; s++) {
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) {
         if (s < units) source.fetch(ring + s * Layout<F>::STAGE, begin + s, columns);
         copies_commit();
     }
 }
 
-// 16 rows times the row in x, over units begin .. begin + units - 1; the ring has been filled.
+// 16 rows times the row in x, over units begin .. begin + units - 1; the ring has been filled.  A ring of AHEAD
+// stages is enough for as many units; more units need one stage more.
 template <int F>
 __device__ __forceinline__ float4 stream(const Source<F>& source, u8* ring, const u8* x, int begin, int units,
                                          int columns) {
     using L = Layout<F>;
-    constexpr int STAGES = L::STAGES;
-    int lane = threadIdx.x % 32, slot = 0, spare = STAGES - 1;
+    int lane = threadIdx.x % 32, slot = 0, spare = AHEAD;
     float sum[4] = {};
     const u8* mine = x + lane % 4 * L::X_PIECE + begin * L::COLUMNS * 2;
     for (int u = 0; u < units; u++) {
-        copies_wait<STAGES - 2>();
+        copies_wait<AHEAD - 1>();
         __syncwarp();
-        if (u + STAGES - 1 < units) source.fetch(ring + spare * L::STAGE, begin + u + STAGES - 1, columns);
+        if (u + AHEAD < units) source.fetch(ring + spare * L::STAGE, begin + u + AHEAD, columns);
         copies_commit();
         multiply<F>(sum, ring + slot * L::STAGE, mine + u * L::COLUMNS * 2, lane);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        spare = spare + 1 == STAGES ? 0 : spare + 1;
+        slot = slot == AHEAD ? 0 : slot + 1;
+        spare = spare == AHEAD ? 0 : spare + 1;
     }
     return make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
@@ -114,18 +120,19 @@ struct Up {
     const bf16* x;       // (rows, columns)
     const int* experts;  // (rows, per_token)
     bf16* out;           // (rows, stride): per_token * width products, then shared_width
-    int columns, per_token, width, shared_width, stride, blocks;  // blocks of routed experts
+    int columns, per_token, width, shared_width, stride;
+    int blocks, room, unused;  // blocks of routed experts; bytes of a warp's ring
 };
 
 template <int F>
 __device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const Bank& up, int width, int tiles, int tile,
                                        int expert, bf16* out, u8* memory) {
     using L = Layout<F>;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = warp % PAIRS, row = tile * 8 % width;
-    int all = units_of<F>(call.columns), begin = all * span / PAIRS, units = all * (span + 1) / PAIRS - begin;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = warp % PARTS, row = tile * 8 % width;
+    int all = units_of<F>(call.columns), begin = all * span / PARTS, units = all * (span + 1) / PARTS - begin;
     float4* meet = reinterpret_cast<float4*>(memory) + warp * 32;
     u8* x = memory + UP_WARPS * 512;
-    u8* ring = x + all * L::COLUMNS * 2 + 64 + warp * L::STAGES * L::STAGE;
+    u8* ring = x + all * L::COLUMNS * 2 + 64 + warp * call.room;
     Source<F> source;
     int a = expert * gate.step + row, b = expert * up.step + row;
     if (tile < tiles) source.aim(gate.rows, a, up.rows, b, call.columns);
@@ -137,9 +144,8 @@ __device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const B
     float4 sum = meet[lane] = stream<F>(source, ring, x, begin, units, call.columns);
     __syncthreads();
     if (span || lane % 4 || tile >= tiles) return;
-    float4 other = meet[32 + lane];
-    float g = (sum.x + other.x) * row_factor<F>(gate.rows, a + lane / 4);
-    float u = (sum.z + other.z) * row_factor<F>(up.rows, b + lane / 4);
+    for (int p = 1; p < PARTS; p++) sum.x += meet[p * 32 + lane].x, sum.z += meet[p * 32 + lane].z;
+    float g = sum.x * row_factor<F>(gate.rows, a + lane / 4), u = sum.z * row_factor<F>(up.rows, b + lane / 4);
     out[tile * 8 + lane / 4] = __float2bfloat16(g / (1.0f + __expf(-g)) * u);
 }
 
@@ -150,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_up(const __grid_consta
     release_successor();
     await_predecessor();
     bool routed = static_cast<int>(blockIdx.x) < call.blocks;
-    int tile = (blockIdx.x - (routed ? 0 : call.blocks)) * (UP_WARPS / PAIRS) + threadIdx.x / 32 / PAIRS;
+    int tile = (blockIdx.x - (routed ? 0 : call.blocks)) * (UP_WARPS / PARTS) + threadIdx.x / 32 / PARTS;
     int width = routed ? call.width : call.shared_width, tiles = (routed ? call.per_token : 1) * width / 8;
     int expert = routed && tile < tiles ? call.experts[blockIdx.y * call.per_token + tile * 8 / width] : 0;
     const Bank &gate = routed ? call.gate : call.shared_gate, &up = routed ? call.up : call.shared_up;

@@ -16,7 +16,6 @@ struct Layout {
     static constexpr int SCALES = F == NVFP4 ? 128 : F == BF16 || F == FP8 ? 0 : 64;
     static constexpr int STAGE = 1024 + HIGH + SCALES;
     static constexpr int X_PIECE = F == BF16 ? 8 : NIBBLES ? 32 : 16;    // bytes of x a lane reads at once
-    static constexpr int STAGES = F == Q6 ? 3 : F == Q5 ? 4 : 5;
 };
 
 __device__ __forceinline__ float warp_sum(float x) {

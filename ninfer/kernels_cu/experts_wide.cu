@@ -1,4 +1,4 @@
-// Mixture of experts for prompts: rows grouped by expert, products on tensor cores over widened weights.
+// Mixture of experts for prompts: rows grouped by expert, products on tensor cores, weights widened on the way.
 //
 // experts_count and experts_place list the (row, choice) pairs of every expert, experts by experts, each padded to
 // whole tiles of BM rows; experts_up_wide and experts_down_wide multiply tile by tile; experts_sum adds a row's
@@ -7,15 +7,15 @@
 // The one thing a reader would get wrong: gate and up rows alternate by eights in shared memory, so that
 // one thread holds both halves of a SwiGLU.
 //
+// A spill is allowed: one address of the widest format.
+//: spills experts_up_wide 16
+//: spills experts_down_wide 16
 //: variants BM 32 64 128
-#include "ptx.cuh"
+#include "bank.cuh"
 
-using bf16 = __nv_bfloat16;
-
-constexpr int BN = 128, BK = 64, STAGES = 3;
+constexpr int BN = 128, BK = 64, STAGES = 3;  // stages of A; B has two
 constexpr int WARPS_M = BM / 32, WARPS_N = 8 / WARPS_M;
 constexpr int TILES = BN / WARPS_N / 8;  // tiles of 8 columns of a warp
-constexpr int STAGE = (BM + BN) * BK;    // elements
 
 // pairs (count,) are chosen experts; counts (experts,).  Grid experts, 256 threads.
 extern "C" __global__ void __launch_bounds__(256) experts_count(int* counts, const int* pairs, int count) {
@@ -70,90 +70,113 @@ extern "C" __global__ void __launch_bounds__(256) experts_place(int* sources, in
 // Rows of BK elements in shared memory; 16-byte runs permuted so that eight rows meet no bank twice.
 __device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) { return tile + row * BK + ((chunk ^ (row & 7)) << 3); }
 
-// Where a block's operands come from: row r of A and of B at column 0, null for zeros.
-struct Operands {
-    const bf16* a[BM * BK / 8 / 256];
-    const bf16* b[BN * BK / 8 / 256];
+// The rows of A that a thread copies, null for zeros; column 0.
+struct Left {
+    const bf16* rows[BM / 32];
+
+    __device__ __forceinline__ void fetch(bf16* stage, int k, int columns) const {
+        int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+        bool inside = k + chunk * 8 < columns;
+#pragma unroll
+        for (int i = 0; i < BM / 32; i++) {
+            bool live = inside && rows[i];
+            copy16_async(cell(stage, row + i * 32, chunk), live ? rows[i] + k + chunk * 8 : fallback, live);
+        }
+    }
+    const bf16* fallback;  // any address that may be named
 };
 
-__device__ __forceinline__ void fetch(bf16* stage, const Operands& from, int k, int columns) {
-    int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
-    bool inside = k + chunk * 8 < columns;
+__device__ __forceinline__ void put_right(bf16* stage, const uint4 (&v)[4]) {
 #pragma unroll
-    for (int i = 0; i < BM / 32; i++)
-        copy16_async(cell(stage, row + i * 32, chunk), from.a[i] && inside ? from.a[i] + k + chunk * 8 : from.b[0], from.a[i] && inside);
-#pragma unroll
-    for (int i = 0; i < BN / 32; i++)
-        copy16_async(cell(stage + BM * BK, row + i * 32, chunk), from.b[i] + (inside ? k + chunk * 8 : 0), inside);
+    for (int i = 0; i < 4; i++)
+        *reinterpret_cast<uint4*>(cell(stage, threadIdx.x / 2, threadIdx.x % 2 * 4 + i)) = v[i];
 }
 
-// acc[m][n]: rows 16m of the warp's 32, columns 8n of its TILES, over all of K.
-__device__ __forceinline__ void multiply(float (&acc)[2][TILES][4], bf16* memory, const Operands& from, int columns) {
+// acc[m][n] += one step: rows 16m of the warp's 32, columns 8n of its TILES.
+__device__ __forceinline__ void multiply(float (&acc)[2][TILES][4], bf16* a, bf16* b) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 8;
-    int steps = (columns + BK - 1) / BK;
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) fetch(memory + s * STAGE, from, s * BK, columns);
-        copies_commit();
-    }
-    for (int step = 0; step < steps; step++) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        int ahead = step + STAGES - 1;
-        if (ahead < steps) fetch(memory + ahead % STAGES * STAGE, from, ahead * BK, columns);
-        copies_commit();
-        bf16 *a = memory + step % STAGES * STAGE, *b = a + BM * BK;
 #pragma unroll
-        for (int k = 0; k < BK / 16; k++) {
-            u32 left[2][4];
-            for (int m = 0; m < 2; m++) ldmatrix4(left[m], cell(a, wm + m * 16 + lane % 16, k * 2 + lane / 16));
+    for (int k = 0; k < BK / 16; k++) {
+        u32 left[2][4];
+        for (int m = 0; m < 2; m++) ldmatrix4(left[m], cell(a, wm + m * 16 + lane % 16, k * 2 + lane / 16));
 #pragma unroll
-            for (int n = 0; n < TILES; n += 2) {
-                u32 right[4];
-                ldmatrix4(right, cell(b, wn + n * 8 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
+        for (int n = 0; n < TILES; n += 2) {
+            u32 right[4];
+            ldmatrix4(right, cell(b, wn + n * 8 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
 #pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    mma_bf16(acc[m][n], left[m], right[0], right[1]);
-                    mma_bf16(acc[m][n + 1], left[m], right[2], right[3]);
-                }
+            for (int m = 0; m < 2; m++) {
+                mma_bf16(acc[m][n], left[m], right[0], right[1]);
+                mma_bf16(acc[m][n + 1], left[m], right[2], right[3]);
             }
         }
     }
 }
 
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<u32*>(&pair);
+// acc over all of K; this thread widens columns 32 (thread % 2) .. + 31 of row `n` of B in every step.
+template <int F>
+__device__ __forceinline__ void product(float (&acc)[2][TILES][4], bf16* memory, const Left& from, const Matrix& right,
+                                        long n, int columns) {
+    bf16 *a = memory, *b = memory + STAGES * BM * BK;
+    int steps = (columns + BK - 1) / BK, at = threadIdx.x % 2 * 32;
+    Raw<F> raw;
+    uint4 wide[4];
+    raw.load(right, n, at, columns, at < columns);
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < steps) from.fetch(a + s * BM * BK, s * BK, columns);
+        copies_commit();
+    }
+    for (int i = 0; i < 4; i++) wide[i] = raw.widen(i);
+    put_right(b, wide);
+    for (int step = 0; step < steps; step++) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        int ahead = step + STAGES - 1;
+        if (ahead < steps) from.fetch(a + ahead % STAGES * BM * BK, ahead * BK, columns);
+        copies_commit();
+        int k = (step + 1) * BK + at;
+        raw.load(right, n, k, columns, k < columns);
+        multiply(acc, a + step % STAGES * BM * BK, b + step % 2 * BN * BK);
+        for (int i = 0; i < 4; i++) wide[i] = raw.widen(i);
+        put_right(b + (step + 1) % 2 * BN * BK, wide);
+    }
 }
 
-// Widened weights: row r of expert e is row e * step + r.
-struct Wide {
-    const bf16* rows;
-    int step, unused;
-};
+__device__ __forceinline__ void product_of(int format, float (&acc)[2][TILES][4], bf16* memory, const Left& from,
+                                           const Matrix& right, long n, int columns) {
+    switch (format) {
+        case BF16: return product<BF16>(acc, memory, from, right, n, columns);
+        case FP8: return product<FP8>(acc, memory, from, right, n, columns);
+        case Q8: return product<Q8>(acc, memory, from, right, n, columns);
+        case Q4: return product<Q4>(acc, memory, from, right, n, columns);
+        case Q5: return product<Q5>(acc, memory, from, right, n, columns);
+        case Q6: return product<Q6>(acc, memory, from, right, n, columns);
+        case NVFP4: return product<NVFP4>(acc, memory, from, right, n, columns);
+    }
+}
 
-// act (places, width) = silu(gate x) * up x for the pair of each place.  x (rows, columns); 64 outputs a block.
-// Grid (width / 64, tiles), 256 threads, shared STAGES * STAGE * 2 bytes.
-extern "C" __global__ void __launch_bounds__(256) experts_up_wide(bf16* act, const bf16* x, Wide gate, Wide up,
-                                                                 const int* sources, const int* owners, int columns,
-                                                                 int width, int per_token) {
+// act (places, width) = silu(gate x) * up x for the pair of each place.  x (rows, columns), columns % 32 == 0;
+// gate and up share a format; 64 outputs a block.  Grid (width / 64, tiles), 256 threads, shared
+// (STAGES * BM + 2 * BN) * BK * 2 bytes.
+extern "C" __global__ void __launch_bounds__(256) experts_up_wide(bf16* act, const bf16* x, const __grid_constant__ Bank gate,
+                                                                 const __grid_constant__ Bank up, const int* sources,
+                                                                 const int* owners, int columns, int width,
+                                                                 int per_token) {
     extern __shared__ __align__(128) unsigned char memory[];
     int expert = owners[blockIdx.y], first = blockIdx.y * BM, begin = blockIdx.x * (BN / 2);
     if (expert < 0) return;
-    Operands from;
+    Left from;
+    from.fallback = x;
     int row = threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < BM / 32; i++) {
         int pair = sources[first + row + i * 32];
-        from.a[i] = pair < 0 ? nullptr : x + static_cast<long long>(pair / per_token) * columns;
+        from.rows[i] = pair < 0 ? nullptr : x + static_cast<long long>(pair / per_token) * columns;
     }
-#pragma unroll
-    for (int i = 0; i < BN / 32; i++) {
-        int r = row + i * 32, n = min(begin + r / 16 * 8 + r % 8, width - 1);
-        const Wide& w = r / 8 % 2 ? up : gate;
-        from.b[i] = w.rows + (static_cast<long long>(expert) * w.step + n) * columns;
-    }
+    int r = threadIdx.x / 2, n = min(begin + r / 16 * 8 + r % 8, width - 1);
+    const Bank& bank = r / 8 % 2 ? up : gate;
     float acc[2][TILES][4] = {};
-    multiply(acc, reinterpret_cast<bf16*>(memory), from, columns);
+    product_of(bank.format, acc, reinterpret_cast<bf16*>(memory), from, bank.rows,
+               static_cast<long>(expert) * bank.step + n, columns);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 4;
 #pragma unroll
@@ -169,27 +192,29 @@ extern "C" __global__ void __launch_bounds__(256) experts_up_wide(bf16* act, con
                     float g = acc[m][n][half * 2 + j];
                     y[j] = g / (1.0f + __expf(-g)) * acc[m][n + 1][half * 2 + j];
                 }
-                *reinterpret_cast<u32*>(act + static_cast<long long>(place) * width + at) = pack_bf16(y[0], y[1]);
+                *reinterpret_cast<u32*>(act + static_cast<long long>(place) * width + at) = round2(y[0], y[1]);
             }
 }
 
 // parts (places, hidden) = weight of the pair * down act.  Grid (hidden / 128 rounded up, tiles).
-extern "C" __global__ void __launch_bounds__(256) experts_down_wide(bf16* parts, const bf16* act, Wide down,
+extern "C" __global__ void __launch_bounds__(256) experts_down_wide(bf16* parts, const bf16* act, const __grid_constant__ Bank down,
                                                                    const int* sources, const int* owners,
                                                                    const float* weights, int width, int hidden) {
     extern __shared__ __align__(128) unsigned char memory[];
     int expert = owners[blockIdx.y], first = blockIdx.y * BM, begin = blockIdx.x * BN;
     if (expert < 0) return;
-    Operands from;
+    Left from;
+    from.fallback = act;
     int row = threadIdx.x / 8;
 #pragma unroll
-    for (int i = 0; i < BM / 32; i++)
-        from.a[i] = sources[first + row + i * 32] < 0 ? nullptr : act + static_cast<long long>(first + row + i * 32) * width;
-#pragma unroll
-    for (int i = 0; i < BN / 32; i++)
-        from.b[i] = down.rows + (static_cast<long long>(expert) * down.step + min(begin + row + i * 32, hidden - 1)) * width;
+    for (int i = 0; i < BM / 32; i++) {
+        int place = first + row + i * 32;
+        from.rows[i] = sources[place] < 0 ? nullptr : act + static_cast<long long>(place) * width;
+    }
+    int n = min(begin + static_cast<int>(threadIdx.x) / 2, hidden - 1);
     float acc[2][TILES][4] = {};
-    multiply(acc, reinterpret_cast<bf16*>(memory), from, width);
+    product_of(down.format, acc, reinterpret_cast<bf16*>(memory), from, down.rows,
+               static_cast<long>(expert) * down.step + n, width);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 8;
 #pragma unroll
@@ -203,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_down_wide(bf16* parts,
                 int at = begin + wn + n * 8 + lane % 4 * 2;
                 if (at < hidden && pair >= 0)
                     *reinterpret_cast<u32*>(parts + static_cast<long long>(place) * hidden + at) =
-                        pack_bf16(acc[m][n][half * 2] * weight, acc[m][n][half * 2 + 1] * weight);
+                        round2(acc[m][n][half * 2] * weight, acc[m][n][half * 2 + 1] * weight);
             }
         }
 }

@@ -3,8 +3,8 @@
 // A key orders by value descending, then by number ascending (+0 and -0 are equal).  The all-ones key stands
 // for a value that is not finite and beats every other; 0 stands for nothing.
 //
-// The one thing a reader would get wrong: every thread of the block must call take_best, also one whose keys
-// are all 0.
+// The one thing a reader would get wrong: every thread of the block (of the warp) must call take_best
+// (take_best_of_warp), also one whose keys are all 0.
 #pragma once
 #include "ptx.cuh"
 
@@ -27,21 +27,36 @@ __device__ __forceinline__ float value_of(u64 key) {
 
 __device__ __forceinline__ int id_of(u64 key) { return static_cast<int>(0xffffffffu - static_cast<u32>(key)); }
 
+__device__ __forceinline__ u64 warp_max(u64 key) {
+    u32 high = __reduce_max_sync(~0u, static_cast<u32>(key >> 32));
+    u32 low = __reduce_max_sync(~0u, key >> 32 == high ? static_cast<u32>(key) : 0u);
+    return static_cast<u64>(high) << 32 | low;
+}
+
 __device__ u64 block_max(u64 key) {
     __shared__ u64 best[KEY_THREADS / 32];
-    for (int m = 16; m; m /= 2) {
-        u64 other = __shfl_xor_sync(~0u, key, m);
-        key = other > key ? other : key;
-    }
+    key = warp_max(key);
     __syncthreads();
     if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = key;
     __syncthreads();
-    key = best[threadIdx.x % (KEY_THREADS / 32)];
-    for (int m = KEY_THREADS / 64; m; m /= 2) {
-        u64 other = __shfl_xor_sync(~0u, key, m);
-        key = other > key ? other : key;
+    return warp_max(best[threadIdx.x % (KEY_THREADS / 32)]);
+}
+
+// The `width` largest of a warp's keys, in order, to out[0 .. width - 1]; all-ones alone when one of them is.
+template <int N>
+__device__ __forceinline__ void take_best_of_warp(u64 (&keys)[N], int width, u64* out) {
+    bool bad = false;
+    for (int rank = 0; rank < width; rank++) {
+        u64 mine = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) mine = keys[i] > mine ? keys[i] : mine;
+        u64 best = bad ? 0 : warp_max(mine);
+        bad = bad || best == BAD;
+        if (threadIdx.x % 32 == 0) out[rank] = best;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (keys[i] == best) keys[i] = 0;
     }
-    return key;
 }
 
 // The `width` largest of everybody's keys, in order, to `out`; all-ones alone when one of them is.

@@ -6,7 +6,7 @@
 // attend_prefill reads.
 //
 // A spill is allowed: the frame of a division's slow path.
-//: spills rope_append 8
+//: spills rope_append 16
 //: variants KV 0 1 2 3 4
 #include "kv_store.cuh"
 

@@ -8,7 +8,7 @@
 // they had been accepted; whether they were is only known to sample_judge.
 //
 // A spill is allowed: the frame of a division's slow path.
-//: spills sample_choose 8
+//: spills sample_choose 16
 #include "keys.cuh"
 #include "pages.cuh"
 

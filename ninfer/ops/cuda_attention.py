@@ -51,7 +51,7 @@ class AttentionKernels:
     _table: DeviceArray | None = None
 
     def enter(self, step: Step) -> None:
-        """Make the rotary table of a step."""
+        """Make the rotary table of a step.  An ordinary launch: nothing of this pass overtakes the last."""
         pairs = self.axes.size
         self._positions = step.positions
         self._table = self.take((step.rows, pairs, 2), "f32")
@@ -59,7 +59,6 @@ class AttentionKernels:
             -(-step.rows * pairs // 256),
             256,
             *(self._table, step.positions, self.frequencies, self.axes, step.rows, pairs),
-            dependent=self.dependent,
         )
 
     def leave(self) -> None:

@@ -72,7 +72,7 @@ class Delta:
             record = self.records.pack(layer, step.lanes)
         self.library.get("delta_step.cu", "delta_step").launch(
             (self.shape.value_heads, step.sequences),
-            512,
+            256,
             out,
             rows.z,
             rows.pack(),
@@ -162,7 +162,7 @@ class Delta:
         columns, frontiers = self.records.columns, self.records.frontiers
         self.library.get("delta_step.cu", "delta_fold").launch(
             (shape.value_heads, count, images.layers),
-            512,
+            256,
             *(
                 columns,
                 lane,

@@ -21,16 +21,16 @@ from ninfer.ops.stored import CODES, StoredMatrix
 from ninfer.ops.verbs import Routing
 
 MOST = 16  # experts of a row, at most
-UP_WARPS, PAIRS = 8, 2
-# format -> columns of a stage, bytes of a stage, stages of a ring; Layout of experts_stage.cuh
+UP_WARPS, PARTS, AHEAD = 8, 4, 4
+# format -> columns of a stage, bytes of a stage; Layout of experts_stage.cuh
 _STAGES = {
-    0: (32, 1024, 5),
-    1: (64, 1024, 5),
-    2: (64, 1088, 5),
-    3: (128, 1088, 5),
-    4: (128, 1344, 4),
-    5: (128, 1600, 3),
-    6: (128, 1152, 5),
+    0: (32, 1024),
+    1: (64, 1024),
+    2: (64, 1088),
+    3: (128, 1088),
+    4: (128, 1344),
+    5: (128, 1600),
+    6: (128, 1152),
 }
 
 
@@ -100,12 +100,7 @@ class Groups:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a product block."""
-        return 3 * (self.tile + 128) * 64 * 2
-
-
-def _pack_wide(ptr: int, step: int) -> bytes:
-    """The ``Wide`` struct of experts_wide.cu."""
-    return struct.pack("Qii", ptr, step, 0)
+        return (3 * self.tile + 2 * 128) * 64 * 2
 
 
 @attrs.frozen(eq=False)
@@ -116,10 +111,12 @@ class Pending:
     up: Bank
 
 
-def _warp_bytes(columns: int, matrix: StoredMatrix) -> tuple[int, int]:
-    """Bytes of a staged row of ``columns``, and of one warp's ring."""
-    unit, stage, count = _STAGES[CODES[matrix.format]]
-    return -(-columns // unit) * unit * 2 + 64, count * stage
+def _room(columns: int, matrix: StoredMatrix, parts: int) -> tuple[int, int]:
+    """Bytes of a staged row of ``columns``, and of the ring of a warp that takes one of ``parts``."""
+    unit, stage = _STAGES[CODES[matrix.format]]
+    units = -(-columns // unit)
+    most = -(-units // parts)
+    return units * unit * 2 + 64, stage * (most if most <= AHEAD else AHEAD + 1)
 
 
 @attrs.define(eq=False)
@@ -228,45 +225,37 @@ class Experts:
 
     def _up_wide(self, groups: Groups, route: Routing, y: Pending) -> DeviceArray:
         width, columns = y.gate.width, y.gate.rows.columns
-        if width % 8 or columns % 8:
-            raise ValueError(f"experts: {width} rows of {columns} columns")
         act = self.take((groups.tiles * groups.tile, width), "bf16")
-        gate, up = self._widened_pair(y)
+        (gate, one), (up, two) = self._fit(y.gate, y.up.rows.format), self._fit(y.up, y.gate.rows.format)
         self.library.get("experts_wide.cu", "experts_up_wide", BM=groups.tile).launch(
             (-(-width // 64), groups.tiles),
             256,
-            *(act, route.normed, gate[0], up[0], groups.sources, groups.owners),
+            *(act, route.normed, gate.pack(), up.pack(), groups.sources, groups.owners),
             *(columns, width, route.experts.shape[1]),
             shared=groups.shared_bytes,
         )
-        del gate, up  # the launch above read them
+        del one, two  # the launch above read them
         return act
 
-    def _widened_pair(self, y: Pending) -> tuple[tuple[bytes, DeviceArray], tuple[bytes, DeviceArray]]:
-        """Gate and up in bf16, widened once when they alternate in one matrix."""
-        gate, up = y.gate, y.up
-        both = attrs.evolve(gate.rows, rows=gate.rows.rows + up.rows.first - gate.rows.first)
-        if (
-            0 < up.rows.first - gate.rows.first < gate.step == up.step
-            and both.take(up.rows.first - gate.rows.first, both.rows).codes == up.rows.codes
-        ):
-            wide = self.products.widen(both)
-            skip = (up.rows.first - gate.rows.first) * both.columns * 2
-            return (_pack_wide(wide.ptr, gate.step), wide), (_pack_wide(wide.ptr + skip, up.step), wide)
-        first, second = self.products.widen(gate.rows), self.products.widen(up.rows)
-        return (_pack_wide(first.ptr, gate.step), first), (_pack_wide(second.ptr, up.step), second)
+    def _fit(self, bank: Bank, partner: str) -> tuple[Bank, DeviceArray | None]:
+        """The bank as the kernels take it: widened unless its rows come in whole runs of one format."""
+        if bank.rows.columns % 32 == 0 and bank.rows.aligned and partner == bank.rows.format:
+            return bank, None
+        wide = self.products.widen(bank.rows)
+        rows = StoredMatrix("bf16", bank.rows.rows, bank.rows.columns, wide.ptr)
+        return attrs.evolve(bank, rows=rows), wide
 
     def _down_wide(self, groups: Groups, route: Routing, act: DeviceArray, down: Bank) -> DeviceArray:
         width, hidden = down.rows.columns, down.width
         parts = self.take((groups.tiles * groups.tile, hidden), "bf16")
-        wide = self.products.widen(down.rows)
+        bank, wide = self._fit(down, down.rows.format)
         self.library.get("experts_wide.cu", "experts_down_wide", BM=groups.tile).launch(
             (-(-hidden // 128), groups.tiles),
             256,
-            *(parts, act, _pack_wide(wide.ptr, down.step), groups.sources, groups.owners),
-            *(route.weights, width, hidden),
+            *(parts, act, bank.pack(), groups.sources, groups.owners, route.weights, width, hidden),
             shared=groups.shared_bytes,
         )
+        del wide  # the launch above read it
         return parts
 
     # Rows
@@ -278,13 +267,14 @@ class Experts:
             raise ValueError(f"experts: widths {width} and {common} of {columns} columns")
         stride = per_token * width + common
         out = self.take((rows, stride), "bf16")
-        tiles = UP_WARPS // PAIRS
+        tiles = UP_WARPS // PARTS
         blocks = -(-per_token * width // 8 // tiles)
-        sizes = [_warp_bytes(columns, bank.rows) for bank in (y.gate, gate)]
-        shared = max(UP_WARPS * 512 + row + UP_WARPS * ring for row, ring in sizes)
+        sizes = [_room(columns, bank.rows, PARTS) for bank in (y.gate, gate)]
+        room = -(-max(ring for _, ring in sizes) // 128) * 128
+        shared = UP_WARPS * (512 + room) + max(row for row, _ in sizes)
         call = b"".join(bank.pack() for bank in (y.gate, y.up, gate, up)) + struct.pack(
-            "QQQ6i", route.normed.ptr, route.experts.ptr, out.ptr,
-            columns, per_token, width, common, stride, blocks,
+            "QQQ8i", route.normed.ptr, route.experts.ptr, out.ptr,
+            columns, per_token, width, common, stride, blocks, room, 0,
         )  # fmt: skip
         self.library.get("experts.cu", "experts_up").launch(
             (blocks + -(-common // 8 // tiles), rows), 256, call, shared=shared, dependent=self.dependent
@@ -300,7 +290,7 @@ class Experts:
         if hidden % 16 or width % 8 or common % 8:
             raise ValueError(f"experts: {hidden} rows of {width} and {common} columns")
         out = self.take(x.shape, "f32")
-        room = max(sum(_warp_bytes(bank.rows.columns, bank.rows)) for bank in (down, last))
+        room = max(sum(_room(bank.rows.columns, bank.rows, 1)) for bank in (down, last))
         room = -(-room // 128) * 128
         pointers = (products, route.experts, route.weights, route.shared, x, out)
         call = b"".join(bank.pack() for bank in (down, last)) + struct.pack(

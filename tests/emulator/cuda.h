@@ -255,6 +255,12 @@ inline unsigned __ballot_sync(unsigned mask, int p) {
     for (int i = 0; i < 32; i++) if ((mask & emu::warp().alive) >> i & 1) out |= unsigned(emu::unpack<int>(s[i])) << i;
     return out;
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned v) {
+    auto s = emu::exchange(mask, emu::pack(v));
+    unsigned out = 0;
+    for (int i = 0; i < 32; i++) if ((mask & emu::warp().alive) >> i & 1) { unsigned o = emu::unpack<unsigned>(s[i]); if (o > out) out = o; }
+    return out;
+}
 inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
 inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, !p) == 0; }
 
