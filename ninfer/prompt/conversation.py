@@ -74,10 +74,11 @@ class ToolDef:
 
 @attrs.frozen
 class TemplateOptions:
-    """Template switches; None means unspecified (the template's own default decides).
+    """Template switches, settled; None means unspecified (the template's own default decides).
 
     Effort ``none`` comes with ``enable_thinking`` False; it is kept for the request log.
     ``effort_apart`` says that any other effort does not speak about whether to think.
+    ``kwargs`` are the template's own: none is a switch, and none of a name that the server gives.
     """
 
     enable_thinking: bool | None = None

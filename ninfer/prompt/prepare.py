@@ -64,7 +64,7 @@ class Preparer:
         self._traits: Traits = examine(self._template, self._names, lambda: self._meter(_PROBE_CHARS))
 
     def options(self, conversation: Conversation) -> Options:
-        """Return the switches that this conversation is rendered with.  Raises ``Refused``."""
+        """Return the switches that this conversation is rendered with."""
         return resolve(conversation.options, self._defaults)
 
     def prepare(self, conversation: Conversation, media: Sequence[MediaItem] = ()) -> Prepared:
