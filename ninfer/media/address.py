@@ -19,9 +19,15 @@ import attrs
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is handed out for the world to reach
+_SPECIAL = (
+    ipaddress.ip_network("192.0.0.0/24"),  # protocol assignments
+    ipaddress.ip_network("192.88.99.0/24"),  # relays to 6to4
+    ipaddress.ip_network("3fff::/20"),  # documentation
+)
 _COMPATIBLE = ipaddress.ip_network("::/96")
-_HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}\Z")
+_HOST = re.compile(r"([0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?)\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xff\\]")
 
 
@@ -61,8 +67,10 @@ def read_url(url: str) -> Target:
     if "@" in parts.netloc:
         raise BadUrl("the URL must not carry credentials")
     host = parts.hostname or ""
-    if not _HOST.match(host) or host.startswith(".") or ".." in host:
+    if len(host) > 253 or not _HOST.match(host):
         raise BadUrl("the URL has no proper host")
+    if port == 0:
+        raise BadUrl("the URL has no proper port")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, host, port or _default_port(parts.scheme), path)
 
@@ -87,24 +95,18 @@ def _unwrap(address: Address) -> Iterator[Address]:
         yield address.sixtofour
     if address.teredo is not None:
         yield from address.teredo
-    if any(address in network for network in (*_NAT64, _COMPATIBLE)):
+    if address in _NAT64 or address in _COMPATIBLE:
         yield low
 
 
 def _routable(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
-        wrapped = address.ipv4_mapped is not None or any(address in network for network in _NAT64)
-        if wrapped:
+        if address.ipv4_mapped is not None or address in _NAT64:
             return True  # judged by the address inside
-        if address.is_site_local or address in _COMPATIBLE:
+        if address not in _UNICAST:
             return False
     closed = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
-    return address.is_global and not closed and not _special(address)
-
-
-def _special(address: Address) -> bool:
-    """Protocol-assignment blocks that ``is_global`` admits but nobody serves pictures from."""
-    return address.version == 4 and address in ipaddress.ip_network("192.0.0.0/24")
+    return address.is_global and not closed and not any(address in network for network in _SPECIAL)
 
 
 def _default_port(scheme: str) -> int:
