@@ -136,7 +136,7 @@ class Chain:
 def report(
     formats: tuple[tuple[str, str], ...],
     batches: tuple[int, ...],
-    modes: tuple[str, ...] = ("p3d",),
+    modes: tuple[str, ...] = ("pdl",),
     budget: int = 8 << 30,
 ) -> None:
     """Print the chain's figures at 27B shapes for each pair of formats and batch size."""
@@ -159,8 +159,7 @@ def report(
             layers.append(chain_layer(weights, forms, 5120, 6144, 2048, 17408))
         for rows in batches:
             for mode in modes:
-                linear.dependent = mode[0] == "p"
-                linear.teams, linear.joint = int(mode[1]), {"j": True, "s": False, "d": None}[mode[2]]
+                linear.dependent = mode == "pdl"
                 line = f"{forms[0][:6]:>7} {forms[1][:6]:>7} rows {rows:2} {mode}"
                 for name, seconds, got, _ in Chain(linear, layers, rows, scratch).figures(card):
                     line += f" | {name} {seconds * 1e6:6.1f} us {got / rate:5.3f}"

@@ -17,6 +17,7 @@
 // A spill is allowed: two blocks of tiles_solve a multiprocessor are worth a few words of each column.
 //: spills tiles_solve 96
 //: variants STAGES 1 2
+//: spills tiles_solve 256
 #include "delta.cuh"
 
 constexpr int TILE = 64, SPAN = 16, HALF = 64;  // HALF: value dimensions of a tiles_run block

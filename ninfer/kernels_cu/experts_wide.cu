@@ -11,6 +11,7 @@
 //: spills experts_up_wide 16
 //: spills experts_down_wide 16
 //: variants BM 32 64 128
+//: spills experts_up_wide 32
 #include "bank.cuh"
 
 constexpr int BN = 128, BK = 64, STAGES = 3;  // stages of A; B has two

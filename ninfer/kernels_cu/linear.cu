@@ -1,15 +1,17 @@
 // y = x @ W^T for 1 to 8 rows of x, weights streamed once in the layout of the file.
 //
-// The grid is one block a multiprocessor.  A block has two or three teams of eight working warps and one that keeps
-// the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which may lie in
-// two matrices: gate and up); its warps take the units of every stage in turn, decode them to bf16 fragments
-// and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums meet in
-// shared memory, part by part where there are many columns, and when x does not fit one block its parts
-// are spread over blocks whose sums meet in global memory, always in ascending order.  So a row's bits depend on its weights and its x alone: not on the number of
-// rows, the grid, or which block came last.
+// The grid is one block a multiprocessor.  A block has two or three teams of eight working warps and one
+// that keeps the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which
+// may lie in two matrices: gate and up); its warps take the units of every stage in turn, decode them to
+// bf16 fragments and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums
+// meet in shared memory, part by part where there are many columns, and when x does not fit one block its
+// parts are spread over blocks whose sums meet in global memory, always in ascending order.  So a row's bits
+// depend on its weights and its x alone: not on the number of rows, the grid, or which block came last.
 //
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
+// What spills is kept from tile to tile; the loop over stages touches none of it.
+//: spills linear 512
 #include "linear_ring.cuh"
 
 // Sum the partial tiles of all warps in order of their columns.
@@ -152,7 +154,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
     float* starts = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? all.columns() / 64 * ROWS * 4 : 0);
-    if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims);
+    if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims + number * 2);
     await_predecessor();
     stage_rows<F>(call, control, x, starts, all.begin * L::COLUMNS, all.columns());
 

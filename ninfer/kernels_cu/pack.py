@@ -174,7 +174,7 @@ def read_manifest(pack: Path) -> dict[str, str]:
 
 
 def write_pack(folder: Path, arch: str, cache: Path | None = None, jobs: int = 1) -> list[str]:
-    """Compile all variants of all sources that ``arch`` can run, ``jobs`` at a time; returns the entries."""
+    """Compile every variant that ``arch`` can run, ``jobs`` at a time; returns the entries."""
     wanted = [
         (source, target, dict(variant))
         for source in map(load, names())

@@ -6,6 +6,7 @@
 //
 // The one thing a reader would get wrong: results replace the queries that they were made from, and queries
 // arrive rotated and in units of log2 (see vision_rows.cu).
+//: spills vision_attend 32
 #include "ptx.cuh"
 
 using bf16 = __nv_bfloat16;

@@ -22,7 +22,7 @@ from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
 MAX_PART = 6144  # columns whose products are summed before parts are added up
-JOINT_COLUMNS, JOINT_TILES = 5376, 264  # more columns, or no more tiles: all teams share each tile
+JOINT_TILES = 132  # no more tiles than that: all teams of a block share each
 MAX_ROWS = 8
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
 SPANS = 8  # working warps of a team
@@ -118,6 +118,17 @@ def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, t
     return meeting + teams * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
 
 
+def teams_of(tiles: int, blocks: int) -> int:
+    """Two or three teams a block: three hide more latency, unless their last round is much emptier.
+
+    Both sum in the same order, except where they share tiles; those always get three.
+    """
+    if tiles <= JOINT_TILES:
+        return 3
+    fill = {teams: tiles / (-(-tiles // (blocks * teams)) * blocks * teams) for teams in (2, 3)}
+    return 2 if fill[2] > fill[3] + 0.05 else 3
+
+
 @attrs.frozen
 class Fit:
     """How a launch uses shared memory: stages of a ring, and whether parts are spread over blocks."""
@@ -202,8 +213,6 @@ class Linear:
     take: Take
     counters: DeviceArray
     dependent: bool = True
-    teams: int = 3
-    joint: bool | None = None
     _launched: int = 0
 
     def __call__(
@@ -224,10 +233,11 @@ class Linear:
         """
         self._check(rows, matrices, outs, ending, residual)
         forms = [CODES[matrix.format] for matrix in matrices]
-        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit, self.teams)
-        total = rows.x.shape[0]
+        tiles = sum(group.tiles for group in group_by_format(matrices, ending))
+        total, teams = rows.x.shape[0], teams_of(tiles, self.blocks)
+        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit, teams)
         source, scale = (
-            self._normed(rows) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
+            self._normed(rows, teams) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
         )
         for begin in range(0, total, step):
             end = min(total, begin + step)
@@ -238,6 +248,7 @@ class Linear:
                 [out.rows(begin, end) for out in outs],
                 ending,
                 residual.rows(begin, end) if residual else None,
+                teams,
             )
 
     def _check(
@@ -265,12 +276,12 @@ class Linear:
         if rows.x.kind != ("bf16" if rows.norm is None else "f32"):
             raise ValueError(f"linear: x is {rows.x.kind}")
 
-    def _normed(self, rows: Rows) -> tuple[Rows, DeviceArray]:
+    def _normed(self, rows: Rows, teams: int) -> tuple[Rows, DeviceArray]:
         total, columns = rows.x.shape
         x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
-        self.library.get("linear.cu", "scale_rows", TEAMS=self.teams).launch(
+        self.library.get("linear.cu", "scale_rows", TEAMS=teams).launch(
             total,
-            self.teams * SPANS * 32,
+            teams * SPANS * 32,
             rows.x,
             rows.norm,
             x,
@@ -289,12 +300,13 @@ class Linear:
         outs: Sequence[DeviceArray],
         ending: Ending,
         residual: DeviceArray | None,
+        teams: int,
     ) -> None:
         total, columns = rows.x.shape
         self._launched += 1
         groups = group_by_format(matrices, ending)
         forms = [group.format for group in groups]
-        plan = fit(total, columns, forms, self.shared_limit, self.teams)
+        plan = fit(total, columns, forms, self.shared_limit, teams)
         assert plan is not None
         split = parts_of(columns) if plan.split else 1
         weight = [
@@ -320,14 +332,14 @@ class Linear:
             NIBBLES,
             plan.stages,
             split,
-            columns > JOINT_COLUMNS or tiles <= JOINT_TILES if self.joint is None else self.joint,
+            tiles <= JOINT_TILES,
         )
-        self.library.get("linear.cu", "linear", TEAMS=self.teams).launch(
+        self.library.get("linear.cu", "linear", TEAMS=teams).launch(
             sum(group.blocks for group in groups),
-            self.teams * (SPANS + 1) * 32,
+            teams * (SPANS + 1) * 32,
             call,
             shared=max(
-                shared_bytes(total, columns, form, plan.stages, plan.split, self.teams) for form in forms
+                shared_bytes(total, columns, form, plan.stages, plan.split, teams) for form in forms
             ),
             dependent=self.dependent,
         )

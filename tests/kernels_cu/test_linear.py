@@ -133,7 +133,10 @@ def test_norm_comes_first_and_a_row_is_the_same_alone_and_among_sixteen():
 
 
 @pytest.mark.parametrize("form", ["bf16", "q8_g32_fp16"])
-def test_split_columns_meet_in_order(form):
+@pytest.mark.parametrize("shared", [True, False])
+def test_split_columns_meet_in_order(form, shared, monkeypatch):
+    if not shared:  # as with many tiles: every team takes tiles of its own
+        monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 0)
     rng = np.random.default_rng(7)
     columns = 11_264  # three parts
     matrix, values = weight(rng, form, 40, columns)
