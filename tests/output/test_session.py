@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import codecs
-import time
+from collections.abc import Callable
 
 import attrs
 import pytest
@@ -12,6 +12,7 @@ from ninfer.engine.job import Finish
 from ninfer.output.channels import SPACE, THINK_CLOSE
 from ninfer.output.deltas import Piece
 from ninfer.output.session import OutputSession
+from tests.cost import grows_linearly
 
 STOP = 9_999
 
@@ -219,14 +220,9 @@ STOP_FLOODS = [("</think", True, ()), ("</thi", True, ()), ("ab" * 50, False, ("
 @pytest.mark.slow
 @pytest.mark.parametrize(("flood", "thinking", "stops"), STOP_FLOODS)
 def test_time_grows_with_the_text_alone(flood: str, thinking: bool, stops: tuple[str, ...]) -> None:
-    def seconds(size: int) -> float:
+    def answer(size: int) -> Callable[[], object]:
         text = (flood * (size // len(flood))).encode()
         tokens = [text[at : at + 32] for at in range(0, len(text), 32)]
-        best = float("inf")
-        for _ in range(3):
-            begin = time.perf_counter()
-            run(tokens, thinking=thinking, stops=stops)
-            best = min(best, time.perf_counter() - begin)
-        return best
+        return lambda: run(tokens, thinking=thinking, stops=stops)
 
-    assert seconds(1 << 20) <= 2.5 * seconds(1 << 19) + 0.05
+    assert grows_linearly(answer, 1 << 17)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from ninfer.output.channels import SPACE
 from ninfer.output.deltas import ParsedCall, ToolParse
 from ninfer.output.toolcalls import ToolStream
 from ninfer.prompt.conversation import Json, ToolDef
+from tests.cost import grows_linearly
 
 
 def tool(name: str, **types: Json) -> ToolDef:
@@ -285,17 +286,11 @@ FLOODS = [
 ]
 
 
-def seconds(text: str, size: int) -> float:
-    """Best of three, streamed in pieces."""
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        parse(text * (size // len(text)) + "</parameter>" * (size // 40) + "!", cut=50)
-        best = min(best, time.perf_counter() - begin)
-    return best
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS)
 def test_time_grows_with_the_text_alone(flood: str) -> None:
-    assert seconds(flood, 1 << 20) <= 2.5 * seconds(flood, 1 << 19) + 0.05
+    def streamed(size: int) -> Callable[[], object]:
+        text = flood * (size // len(flood)) + "</parameter>" * (size // 40) + "!"
+        return lambda: parse(text, cut=50)
+
+    assert grows_linearly(streamed, 1 << 17)

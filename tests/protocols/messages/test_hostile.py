@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from ninfer.faults import Kind, Refused
 from ninfer.protocols.messages.lower import Report, lower_prompt, lower_request
 from ninfer.protocols.messages.schema import Output, Prompt
+from tests.cost import grows_linearly, least_cost
 from tests.protocols.fakes import READER, ScriptedService, read_json
 from tests.protocols.messages.cases import BLOCKS, GOOD, OUTPUT_TYPES, PROMPT_TYPES, result, turns, use
 from tests.protocols.messages.reader import post
@@ -141,12 +141,7 @@ def big_body() -> bytes:
 def test_ten_megabytes_in_ten_thousand_blocks_are_lowered_within_a_second_and_a_half() -> None:
     raw = big_body()
     assert len(raw) > 10 << 20
-    spent = []
-    for _ in range(3):
-        start = time.perf_counter()
-        lower(read_json(raw))
-        spent.append(time.perf_counter() - start)
-    assert min(spent) < 1.5
+    assert least_cost(lambda: lower(read_json(raw))) < 1.5
 
 
 async def test_a_large_body_is_read_on_a_worker_and_a_small_one_in_place() -> None:
@@ -180,16 +175,11 @@ def test_time_grows_with_the_length_of_a_history_and_not_with_its_square(shape: 
             return turns(("assistant", [*map(use, names)]), ("user", [*map(result, names)]))
         return turns(*[("assistant", [use()]), ("user", [result()])] * size)
 
-    def seconds(size: int) -> float:
+    def lowering(size: int) -> Callable[[], object]:
         body = {**GOOD, **history(size)}
-        start = time.perf_counter()
-        lower(body)
-        return time.perf_counter() - start
+        return lambda: lower(body)
 
-    seconds(200)
-    small = min(seconds(300) for _ in range(5))
-    large = min(seconds(2_400) for _ in range(5))
-    assert large < 8 * 3 * small
+    assert grows_linearly(lowering, 600)
 
 
 async def test_a_mutated_body_never_answers_500() -> None:
