@@ -30,6 +30,7 @@ _ESCAPED = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))
 _PIECE = re.compile(r"(?:[^\\]++|\\u[0-9A-Fa-f]{4}|\\[^u])*+")
 _SURROGATE = re.compile(r"\\u[dD][89abAB-Fa-f]")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_NO_NUMBERS = (b"NaN", b"Infinity", b"-Infinity")  # that many writers of JSON write
 _WORDS: dict[int, tuple[bytes, object]] = {
     ord("t"): (b"true", True),
     ord("f"): (b"false", False),
@@ -173,6 +174,8 @@ class _Reader:
         limit = self.budget.number_chars
         match = _NUMBER.match(self.body, self.at, self.at + limit + 1)
         if match is None:
+            if self.body.startswith(_NO_NUMBERS, self.at):
+                raise _Wrong("holds NaN or Infinity, which is no JSON")
             self._malformed("a value is expected")
         if match.end() - self.at > limit:
             raise _Wrong(f"holds a number of more than {limit} characters")

@@ -98,9 +98,12 @@ def test_takes_nothing_that_the_standard_library_would_not(body: bytes) -> None:
         ("{}".encode("utf-16"), None),
         ("{}".encode("utf-32"), None),
         (b"\xa0{}", None),
-        (b'{"temperature": NaN}', None),
-        (b'{"temperature": Infinity}', None),
-        (b'{"temperature": -Infinity}', None),
+        *(
+            (body % word, param)
+            for word in (b"NaN", b"Infinity", b"-Infinity")
+            for body, param in ((b"%s", None), (b'{"temperature": %s}', "temperature"), (b"[1, %s]", "[1]"))
+        ),
+        (b'{"temperature": Nan}', None),
         (b'{"temperature": 1e999}', "temperature"),
         (b'{"a": [0, {"b": 1, "b": 2}]}', "a[1].b"),
         (b'{"a": {"x": 1}, "a": {"x": 1}}', "a"),
