@@ -67,7 +67,7 @@ async def test_a_required_field_must_be_there(field: str) -> None:
     assert (error["param"], error["code"]) == (field, "missing_required_parameter")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":NaN}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":'])
 async def test_a_body_that_is_no_json_object_has_no_param(body: bytes) -> None:
     exchange = await post(body)
     assert exchange.status == 400
@@ -79,7 +79,8 @@ async def test_a_body_that_is_no_json_object_has_no_param(body: bytes) -> None:
 async def test_a_number_that_is_not_finite_never_reaches_the_engine(number: str) -> None:
     body = b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":%s}' % number.encode()
     service = ScriptedService()
-    assert (await post(body, service)).status == 400
+    exchange = await post(body, service)
+    assert (exchange.status, exchange.json["error"]["param"]) == (400, "temperature")
     assert not service.asks
 
 

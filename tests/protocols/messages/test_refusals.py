@@ -85,7 +85,7 @@ async def test_a_required_field_must_be_there(field: str) -> None:
         assert (await post(body, path=path)).json == refused(field, "is required")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":NaN}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":'])
 async def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     exchange = await post(body)
     assert exchange.status == 400
@@ -97,7 +97,8 @@ async def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 async def test_a_number_that_is_not_finite_never_reaches_the_engine(number: str) -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":%s}' % number.encode()
     service = ScriptedService()
-    assert (await post(body, service)).status == 400
+    exchange = await post(body, service)
+    assert exchange.status == 400 and "temperature" in exchange.json["error"]["message"]
     assert not service.asks
 
 

@@ -75,7 +75,7 @@ def test_every_plain_field_is_in_the_table_of_types() -> None:
     assert {field.name for field in attrs.fields(CreateRequest)} - set(TYPES) <= anything
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":NaN}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"5", b"\xff", b'{"model":'])
 async def test_a_body_that_is_no_json_object_has_no_param(body: bytes) -> None:
     exchange = await desk().post(body)
     assert exchange.status == 400
