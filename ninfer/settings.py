@@ -140,6 +140,7 @@ class EngineOptions:
     prefix_reuse: bool = True
     checkpoint_every: int = 4_096  # tokens between checkpoints inside a long prompt
     junction_tokens: int = 64  # a branch point is worth a checkpoint when it saves this many
+    nearby_tokens: int = 32  # an implicit checkpoint this close before the next one is left out
     costs: ContextCosts = ContextCosts()
     spec: str | None = None  # drafter: a key of spec.drafter.DRAFTERS
     draft_tokens: int = 0  # drafts a round, with ``spec``

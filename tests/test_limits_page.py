@@ -54,6 +54,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "EngineOptions.host_context_bytes": ("host memory for contexts", "8 GiB and 8 state images"),
     "EngineOptions.checkpoint_every": ("checkpoints inside a long prompt", "{count} tokens"),
     "EngineOptions.junction_tokens": ("checkpoint where prompts branch", "{count} tokens"),
+    "EngineOptions.nearby_tokens": ("implicit checkpoint just before another", "{count} tokens"),
     "EngineOptions.draft_tokens": ("tokens drafted a round", "{count}"),
     "EngineOptions.device_stop": ("unit that runs when the server stops", "{count} s"),
     "ContextDisk.bytes": ("contexts on disk", "{gib} GiB"),

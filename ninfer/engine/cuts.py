@@ -4,36 +4,42 @@ Owns the choice only; capturing is the cache's.  Promises at most four shared ma
 ones first, the latest first), every input mark, the junction with a retained history, and regular
 checkpoints inside a long prompt; a place inside a media item is never cut.
 
-The one thing a reader would get wrong: a cut costs nothing unless the image fits; it only decides
-where a chunk ends.
+The one thing a reader would get wrong: every cut costs a pass over all weights, whether the image fits or
+not.  So a place that nobody asked for is left out where the next one, a little further on, serves nearly
+the same: a short chat is computed in two units.
 """
 
 from __future__ import annotations
 
+import math
+
 from ninfer.engine.identity import splits_media
 from ninfer.engine.prefix import Kind
 from ninfer.prompt.prepared import MarkKind, Prepared
+from ninfer.settings import EngineOptions
 
 SHARED_MARKS = 4
+UNASKED = {Kind.IMPLICIT, Kind.INTERVAL}
 
 
-def plan_cuts(prompt: Prepared, start: int, common: int, every: int, junction: int) -> dict[int, Kind]:
+def plan_cuts(prompt: Prepared, start: int, common: int, spacing: EngineOptions) -> dict[int, Kind]:
     """Return the frontiers behind ``start`` to capture and why, in order.
 
-    ``common`` is where the prompt parts from retained histories, ``every`` the distance of regular
-    checkpoints and ``junction`` the least gain that makes a branch point worth one, all in tokens.
+    ``common`` is where the prompt parts from retained histories; ``spacing`` says how far apart
+    checkpoints are to be, and how much a branch point must save to be one.
     """
-    stop = len(prompt.ids)
+    stop, every = len(prompt.ids), spacing.checkpoint_every
     wanted = dict.fromkeys(range(every, stop, every), Kind.INTERVAL)
-    if common >= start + junction:
+    if common >= start + spacing.junction_tokens:
         wanted[common] = Kind.JUNCTION
     for index, kind in _marked(prompt):
         if index not in wanted or kind.value > wanted[index].value:
             wanted[index] = kind
+    places = [i for i in sorted(wanted) if start < i <= stop and not splits_media(prompt, i)]
     return {
         index: wanted[index]
-        for index in sorted(wanted)
-        if start < index <= stop and not splits_media(prompt, index)
+        for index, after in zip(places, [*places[1:], math.inf], strict=False)
+        if wanted[index] not in UNASKED or after - index > spacing.nearby_tokens
     }
 
 

@@ -83,6 +83,6 @@ class Line:
         tally = seq.tally
         tally.cached_tokens, tally.miss_reason = source.frontier, source.reason
         tally.path = "checkpoint" if source.nodes else "root"
-        every, junction = self.options.checkpoint_every, self.options.junction_tokens
-        seq.cuts = plan_cuts(seq.job.prompt, source.frontier, source.common, every, junction)
+        if self.memory.cache.reuse:
+            seq.cuts = plan_cuts(seq.job.prompt, source.frontier, source.common, self.options)
         seq.move(State.RESTORING if cycle.waits(seq, since) else State.PREFILLING)

@@ -96,7 +96,7 @@ async def test_speculation_is_in_the_books(autojump_clock) -> None:  # type: ign
 
 
 async def test_every_way_to_end_is_told_once_and_counted_once(autojump_clock) -> None:  # type: ignore[no-untyped-def]
-    device = FakeDevice(geometry(2), voice=Says(MARKUP), costs=COSTS, faults={9: "nan"})
+    device = FakeDevice(geometry(2), voice=Says(MARKUP), costs=COSTS, faults={10: "nan"})
     async with serving(device, options(max_pending=6, pending_timeout=0.4)) as world:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leave, world, 0.02)
