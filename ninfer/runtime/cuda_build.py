@@ -53,7 +53,7 @@ from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.numpy_attention import Rotary
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.products import Products
-from ninfer.runtime.arena import Region, Scratch, aligned
+from ninfer.runtime.arena import Region, Scratch
 from ninfer.runtime.cuda_eyes import MOST_TOKENS, CudaEyes
 from ninfer.runtime.cuda_program import CudaProgram, Replay
 from ninfer.runtime.cuda_steps import Packer
@@ -199,9 +199,9 @@ def _eyes(
     biases = wide_biases(machine.library, endings, keep)
     verbs = CudaVision(machine.library, lend, products, machine.planes, machine.transfers.send, biases)
     rows = min(MOST_TOKENS, sizes.context)
-    pool = keep((rows, tower.config.out_hidden), "bf16")
+    memory = keep((rows, tower.config.out_hidden), "bf16")
     patches = min(sizes.patches, rows * tower.config.merge**2)
-    return CudaEyes(verbs, tower, machine.transfers, Scratch(pool.ptr, aligned(pool.nbytes)), patches)
+    return CudaEyes(verbs, tower, machine.transfers, memory, patches)
 
 
 def _block_numbers(sizes: Sizes) -> int:

@@ -21,7 +21,7 @@ from ninfer.ops.cuda_vision import ROWS, CudaVision, spans
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.vision_verbs import Patches
 from ninfer.prompt.prepared import MediaSpan
-from ninfer.runtime.arena import Scratch
+from ninfer.runtime.arena import Scratch, aligned
 from ninfer.runtime.cuda_transfers import Transfers
 from ninfer.runtime.steps import placeholders
 
@@ -32,15 +32,20 @@ MOST_TOKENS = 32_768  # feature rows of one prompt
 class CudaEyes:
     """Feature rows (placeholders, hidden) in bf16, by lane and first placeholder.
 
+    memory   (rows, hidden) bf16 that features are kept in
     patches  the most that a time slice may have
     """
 
     verbs: CudaVision
     tower: Tower
     transfers: Transfers
-    pool: Scratch
+    memory: DeviceArray
     patches: int
+    _pool: Scratch = attrs.field(init=False)
     _kept: dict[tuple[int, int], DeviceArray] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._pool = Scratch(self.memory.ptr, aligned(self.memory.nbytes))
 
     def embeds(self, unit: Prefill) -> tuple[Ints, DeviceArray] | None:
         """Find which rows of a unit are placeholders, and with what to fill them; None for plain text."""
@@ -83,10 +88,10 @@ class CudaEyes:
     def _room(self, tokens: int) -> DeviceArray:
         shape = (tokens, self.tower.config.out_hidden)
         try:
-            return self.pool.take(shape, "bf16")
+            return self._pool.take(shape, "bf16")
         except Broken:
             self._kept.clear()
-            return self.pool.take(shape, "bf16")
+            return self._pool.take(shape, "bf16")
 
     def forget(self, lane: int) -> None:
         """Drop what was kept for a lane."""
