@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAD = "x" * 180  # an event of the size of a chat chunk
 
 OURS = """
-import collections, sys, time, anyio
+import asyncio, sys, time, anyio, trio
 sys.path.insert(0, {root!r})
 from ninfer.http.exchange import Route
 from ninfer.http.routes import build_router
@@ -42,37 +42,31 @@ from ninfer.http.sse import frame
 
 readers = set()
 
-class Queue:
-    def __init__(self):
-        self.held, self.bell = collections.deque(), anyio.Event()
-
-    def put_nowait(self, item):
-        self.held.append(item)
-        self.bell.set()
-
-    async def get(self):
-        while not self.held:
-            self.bell = anyio.Event()
-            await self.bell.wait()
-        return self.held.popleft()
+def open_queue():
+    # A queue of the loop's own: asyncio's for asyncio (as the peer has), trio's channel for trio.
+    if {backend!r} == "asyncio":
+        queue = asyncio.Queue()
+        return queue.put_nowait, queue.get
+    send, receive = trio.open_memory_channel(1024)
+    return send.send_nowait, receive.receive
 
 async def stream(request, exchange):
     events, rate = map(int, request.query.split(","))
-    queue = Queue()
-    readers.add(queue)
+    put, get = open_queue()
+    readers.add(put)
     async with exchange.stream() as sink:
         for _ in range(events):
-            stamp = await queue.get() if rate else time.monotonic()
+            stamp = await get() if rate else time.monotonic()
             await sink.send(frame(None, f"{{stamp:.6f}} {pad}"))
-        readers.discard(queue)
+        readers.discard(put)
 
 async def tick():
     due = time.monotonic()
     while True:
         due = max(due + 1 / {rate}, time.monotonic())
         await anyio.sleep(max(0, due - time.monotonic()))
-        for queue in list(readers):
-            queue.put_nowait(time.monotonic())
+        for put in list(readers):
+            put(time.monotonic())
 
 async def main():
     site = Site(build_router([Route("GET", "/stream", stream)]), lambda *a: b"", lambda: "id", print)

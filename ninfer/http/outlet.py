@@ -18,7 +18,7 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from ninfer.http.exchange import PeerGone
 
-STREAK = 16
+STREAK = 64
 
 
 @attrs.define(eq=False)
