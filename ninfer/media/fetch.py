@@ -87,7 +87,7 @@ class Fetcher:
             with anyio.fail_after(self.limits.seconds):
                 return await self._follow(url, target, param, purse)
         except TimeoutError:
-            message = f"the media URL did not deliver within {self.limits.seconds:g} s"
+            message = f"{param}: the media URL did not deliver within {self.limits.seconds:g} s"
             raise Refused(Fault(Kind.FETCH_TIMEOUT, message, "media_fetch_timeout", param)) from None
         except (h11.ProtocolError, anyio.BrokenResourceError, anyio.EndOfStream, OSError, UnicodeError):
             raise _failed("the media URL could not be reached", param) from None
@@ -196,4 +196,4 @@ class _Ask:
 
 
 def _failed(message: str, param: str) -> Refused:
-    return Refused(Fault(Kind.FETCH_FAILED, message, "media_fetch_failed", param))
+    return Refused(Fault(Kind.FETCH_FAILED, f"{param}: {message}", "media_fetch_failed", param))

@@ -29,7 +29,7 @@ class Purse:
         """Spend bytes.  Raises ``Refused`` when there are no more."""
         self.left -= size
         if self.left < 0:
-            message = "the media of this request are larger in all than the server takes"
+            message = f"{param}: the media of this request are larger in all than the server takes"
             raise invalid(message, param=param, code="media_budget_exceeded")
 
 
@@ -80,10 +80,10 @@ def _decoded(text: str, start: int) -> bytes:
 
 def bad_media(message: str, param: str) -> Refused:
     """Build the refusal of a media source that can never work."""
-    return invalid(message, param=param, code="invalid_media")
+    return invalid(f"{param}: {message}", param=param, code="invalid_media")
 
 
 def too_big(limit: int, param: str) -> Refused:
     """Build the refusal of a source over the byte budget."""
-    message = f"the media item is larger than {limit} bytes"
+    message = f"{param}: the media item is larger than {limit} bytes"
     return invalid(message, param=param, code="media_budget_exceeded")
