@@ -1,13 +1,15 @@
 """Command line entry: builds the parser from ``ninfer/commands`` and turns faults into exit codes.
 
 Exit codes: 0 done, 1 the command ran and found or hit a problem, 2 it could not start (bad options,
-unreadable artifact, no device), 3 the engine failed while serving, 130 interrupted.
+unreadable artifact, no device), 3 the engine failed while serving, 130 interrupted, 141 whoever read
+our output stopped reading (``ninfer inspect FILE | head``).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -37,12 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
     args = build_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except StartupError as problem:
         print(f"ninfer: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except (BrokenPipeError, ExceptionGroup) as problem:
+        if isinstance(problem, ExceptionGroup) and problem.split(BrokenPipeError)[1]:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
 
 
 def serve_main() -> int:

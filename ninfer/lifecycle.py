@@ -226,7 +226,7 @@ def _announce(app: Application, options: ServeOptions, artifact: Artifact, devic
     """Record what was settled."""
     geometry, stats = device.geometry, app.engine.stats()
     app.records.info(
-        f"{count(geometry.pages)} pages of {geometry.page_tokens} tokens | {geometry.lanes} lanes"
+        f"{count(geometry.pages)} pages of {geometry.page_tokens} tokens | {geometry.lanes} lane(s)"
         f" | context {count(geometry.max_context)}"
     )
     preset, public = app.service.preset, app.service.card.id

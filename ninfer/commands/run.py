@@ -11,7 +11,7 @@ import argparse
 
 from ninfer.commands.serve import number
 
-HELP = "answer one prompt or conversation on the terminal"
+HELP = "Answer one prompt or conversation on the terminal."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-HELP = "serve a model over HTTP (OpenAI and Anthropic dialects)"
+HELP = "Serve a model over HTTP (OpenAI and Anthropic dialects)."
 
 KV_DTYPES = ("bf16", "int8", "fp8", "nvfp4", "k8v4")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
@@ -118,6 +118,11 @@ def _model(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _capacity(text: str) -> float | str:
+    """Parse a number of tokens or ``auto``."""
+    return text if text == "auto" else number(1)(text)
+
+
 def _memory(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
@@ -129,9 +134,16 @@ def _memory(group: argparse._ArgumentGroup) -> None:
     add(
         "--kv-capacity",
         metavar="N",
-        type=number(1),
-        help="tokens of the KV pool that all sequences share (default: --max-context)",
+        type=_capacity,
+        help="tokens of the KV pool that all sequences share, or auto: all that the GPU has room for "
+        "(default: --max-context)",
     )
+    add(
+        "--no-cuda-graph",
+        action="store_true",
+        help="launch every kernel of a decode round instead of replaying a graph",
+    )
+    add("--kernels", metavar="DIR", help="a pack made by `ninfer kernels build`, instead of compiling")
     add(
         "--max-concurrency",
         metavar="N",
