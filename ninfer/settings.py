@@ -129,6 +129,9 @@ class EngineOptions:
 
     max_context: int = 8_192
     kv_capacity: int | None = None  # tokens; None: max_context
+    kv_auto: bool = False  # instead: as much cache as the card has room for
+    cuda_graphs: bool = True  # replay decode rounds from graphs
+    kernels: str | None = None  # folder of kernels compiled ahead of time
     max_concurrency: int = 1
     max_pending: int = 16
     pending_timeout: float = 30.0

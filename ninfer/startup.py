@@ -121,7 +121,10 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
     return _given(
         EngineOptions,
         max_context=args.max_context,
-        kv_capacity=args.kv_capacity,
+        kv_capacity=None if args.kv_capacity == "auto" else args.kv_capacity,
+        kv_auto=True if args.kv_capacity == "auto" else None,
+        cuda_graphs=False if args.no_cuda_graph else None,
+        kernels=args.kernels,
         max_concurrency=args.max_concurrency,
         max_pending=args.max_pending_requests,
         pending_timeout=None if timeout is None else timeout / 1000,

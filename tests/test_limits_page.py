@@ -63,6 +63,7 @@ ROWS: dict[str, tuple[str, str]] = {
 }
 # What is a choice, not a bound.
 CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision", "folder"}
+CHOICES |= {"kv_auto", "cuda_graphs", "kernels"}
 KINDS = (
     "WireLimits",
     "Patience",

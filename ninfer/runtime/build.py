@@ -88,10 +88,26 @@ Builder = Callable[[Model, EngineOptions, Callable[[str], None]], Program]
 
 
 def choose_backend(name: str) -> Builder:
-    """Return what builds the program of a backend.  Raises ``StartupError``."""
-    if name in ("auto", "numpy"):
+    """Return what builds the program of a backend.  Raises ``StartupError``.
+
+    ``auto`` takes the GPU where CuPy finds one.
+    """
+    if name == "numpy":
         return build_numpy
-    raise StartupError(f"There is no backend {name!r} here; choose numpy, or install the CUDA extra.")
+    if name not in ("auto", "cuda"):
+        raise StartupError(f"There is no backend {name!r}; choose auto, numpy or cuda.")
+    from ninfer.runtime.cuda_open import cuda_is_here
+
+    return build_on_card if name == "cuda" or cuda_is_here() else build_numpy
+
+
+def build_on_card(model: Any, options: EngineOptions, progress: Callable[[str], None]) -> Program:
+    """Load everything into a CUDA program."""
+    from ninfer.runtime.cuda_open import build_cuda
+
+    text = model.components["text"].config
+    vocab = sampleable(model, architecture_of(text).read(text))
+    return build_cuda(model, options, progress, vocab)
 
 
 def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], None]) -> NumpyProgram:
@@ -175,6 +191,8 @@ def kv_format(options: EngineOptions) -> Any:
 def page_count(options: EngineOptions) -> int:
     """Pages for ``kv_capacity`` tokens; at least one a lane and one context, at most all lanes full."""
     context = -(-options.max_context // options.page_tokens)
+    if options.kv_auto:
+        return options.max_concurrency * context
     capacity = options.kv_capacity or options.max_context
     wanted = -(-capacity // options.page_tokens)
     return min(max(wanted, context, options.max_concurrency), options.max_concurrency * context)
