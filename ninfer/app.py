@@ -103,6 +103,7 @@ def assemble(
         draw_seed=lambda: ports.mint() >> 1,
         watch=lambda ask: _watch(ledger, options, ask),
         media=media,
+        patience=options.engine.pending_timeout,
     )
     site = build_site(options, service, engine, metrics, records, ports, ledger.answered)
     throughput = Throughput(engine.stats, records, log, options.stats_interval, engine.clock)

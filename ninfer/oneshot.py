@@ -1,6 +1,7 @@
 """One answer without a server: what ``ninfer run`` does.
 
-Builds a Chat request from the command line and sends it through the server's own service.  The one
+Builds a Chat request from the command line and sends it through the server's own service.  Images and
+videos of a ``--messages`` file may be paths, relative to that file.  The one
 thing a reader would get wrong: refusals carry wire paths (``messages[0].content``), which here name
 places in the ``--messages`` file.
 """
@@ -22,8 +23,9 @@ import attrs
 from ninfer.app import Model, Ports, assemble
 from ninfer.artifact import open_artifact
 from ninfer.faults import Refused, StartupError
-from ninfer.frontend import build_front
+from ninfer.frontend import build_front, build_media
 from ninfer.http.body import read_json
+from ninfer.media.local import inline_media
 from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.records import Records, count, rate
 from ninfer.protocols.chat.lower import lower_chat, report_of
@@ -40,7 +42,7 @@ from ninfer.protocols.service import (
     ToolCallsDelta,
 )
 from ninfer.runtime.build import build_device
-from ninfer.settings import EngineOptions, GenerationDefaults, JsonBudget, SamplingOverrides
+from ninfer.settings import EngineOptions, GenerationDefaults, JsonBudget, MediaOptions, SamplingOverrides
 from ninfer.startup import ServeOptions
 
 
@@ -51,10 +53,14 @@ def answer(args: argparse.Namespace) -> int:
         ask = _ask(body, args)
         return anyio.run(_answer, args, ask, backend="trio")
     except Refused as refused:
-        fault = refused.fault
-        where = f" ({fault.param})" if fault.param else ""
-        print(f"ninfer: {fault.message}{where}", file=sys.stderr)
-        return 1
+        return _refused(refused)
+
+
+def _refused(refused: Refused) -> int:
+    fault = refused.fault
+    where = f" ({fault.param})" if fault.param else ""
+    print(f"ninfer: {fault.message}{where}", file=sys.stderr)
+    return 1
 
 
 def _body(args: argparse.Namespace) -> dict[str, object]:
@@ -68,8 +74,9 @@ def _body(args: argparse.Namespace) -> dict[str, object]:
     except Refused as refused:
         raise StartupError(f"--messages {args.messages}: {refused.fault.message}") from None
     if isinstance(loaded, list):
-        return {"messages": loaded}
+        loaded = {"messages": loaded}
     if isinstance(loaded, dict):
+        inline_media(loaded.get("messages"), Path(args.messages).parent, MediaOptions().source_bytes)
         return {name: loaded[name] for name in ("messages", "tools") if name in loaded}
     raise StartupError(f"--messages {args.messages}: must hold an array of messages or an object with them")
 
@@ -100,7 +107,10 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
     options = ServeOptions(
         artifact=Path(args.artifact),
         engine=EngineOptions(
-            max_context=args.max_context, prefill_chunk=args.prefill_chunk, prefix_reuse=False
+            max_context=args.max_context,
+            prefill_chunk=args.prefill_chunk,
+            prefix_reuse=False,
+            vision=args.vision,
         ),
         defaults=GenerationDefaults(max_tokens=args.max_new),
         sampling=SamplingOverrides(greedy=args.greedy),
@@ -109,7 +119,10 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
     template = Path(args.chat_template) if args.chat_template else None
     with ExitStack() as stack:
         artifact = stack.enter_context(open_artifact(options.artifact))
-        front = build_front(artifact, template, options.engine.max_context, options.defaults)
+        artifact.require(["text", *(["vision"] if args.vision else [])])
+        media = build_media(artifact, options.media) if args.vision else None
+        merge = media.geometry.merge if media else None
+        front = build_front(artifact, template, options.engine.max_context, options.defaults, merge)
         log = RequestLog(None, "run", time.time, records.error)
         async with (
             build_device(artifact, options.engine, args.backend, records.transient) as device,
@@ -117,11 +130,14 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
         ):
             ports = Ports(anyio.to_thread.run_sync)
             model = Model(artifact.name, artifact.architecture)
-            app = assemble(options, model, front, device, records, log, ports)
+            app = assemble(options, model, front, device, records, log, ports, media)
             tasks.start_soon(app.engine.run)
             if args.raw_output:
                 ask = attrs.evolve(ask, parse_tools=False)
-            code = await _print(app.service.open(ask), args)
+            try:
+                code = await _print(app.service.open(ask), args)
+            except Refused as refused:  # outside, it would come in a group
+                code = _refused(refused)
             tasks.cancel_scope.cancel()
     return code
 

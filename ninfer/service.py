@@ -112,6 +112,7 @@ class ServerService:
     draw_seed: Callable[[], int]
     watch: Callable[[Ask], Watch]
     media: MediaDoor | None = None
+    patience: float = 30.0  # seconds that counting may take
 
     @property
     def healthy(self) -> bool:
@@ -119,9 +120,11 @@ class ServerService:
         return self.engine.failure is None
 
     async def count(self, conversation: Conversation) -> int:
-        """Count prompt tokens; the same path as a generation, without a seat."""
-        async with self._prepared(conversation, Preparation()) as prepared:
-            return len(prepared.ids)
+        """Count prompt tokens; the same path and deadline as a generation's, without a seat."""
+        now = anyio.current_time()
+        with Seat(now, now + self.patience).patience():
+            async with self._prepared(conversation, Preparation()) as prepared:
+                return len(prepared.ids)
 
     def open(self, ask: Ask) -> AbstractAsyncContextManager[Generation]:
         """Take a seat, prepare, submit; see ``protocols.service.Service``."""

@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--prefill-chunk", metavar="N", type=number(1), default=1024, help="tokens of one prefill unit")
     add("--backend", choices=("auto", "numpy", "cuda"), default="auto", help="where to compute")
+    add("--vision", action="store_true", help="take images and video, also as paths in the --messages file")
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the artifact's")
     add("--no-thinking", action="store_true", help="answer without reasoning first")
     add("--thinking-budget", metavar="N", type=number(1), help="cap on reasoning tokens")
