@@ -141,9 +141,10 @@ def _memory(group: argparse._ArgumentGroup) -> None:
     add(
         "--no-cuda-graph",
         action="store_true",
-        help="launch every kernel of a decode round instead of replaying a graph",
+        default=None,
+        help="launch every kernel of a decode round instead of replaying a graph (default: replay)",
     )
-    add("--kernels", metavar="DIR", help="a pack made by `ninfer kernels build`, instead of compiling")
+    add("--kernels", metavar="DIR", help="a pack of `ninfer kernels build` (default: compile)")
     add(
         "--max-concurrency",
         metavar="N",
