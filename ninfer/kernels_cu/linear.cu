@@ -237,5 +237,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x,
     mine = warp_sum(mine);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
     __syncthreads();
-    if (threadIdx.x == 0) scale[blockIdx.x] = inverse_rms(squares, columns, eps);
+    if (threadIdx.x >= 32) return;
+    float found = inverse_rms(squares, columns, eps);
+    if (threadIdx.x == 0) scale[blockIdx.x] = found;
 }

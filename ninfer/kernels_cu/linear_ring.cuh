@@ -108,9 +108,10 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
+// By one warp, from the sums of the working warps.
 __device__ __forceinline__ float inverse_rms(const float* squares, int columns, float eps) {
-    float sum = 0;
-    for (int w = 0; w < WORKERS / 32; w++) sum += squares[w];
+    int lane = threadIdx.x % 32;
+    float sum = warp_sum(lane < WORKERS / 32 ? squares[lane] : 0.0f);
     return rsqrtf(sum / static_cast<float>(columns) + eps);
 }
 
@@ -196,14 +197,16 @@ __device__ __forceinline__ void stage_normed(const Call& call, Control& control,
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
 template <int F>
 __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* starts, int begin, int columns) {
-    int stride = Layout<F>::x_stride(columns), t = threadIdx.x;
+    int stride = Layout<F>::x_stride(columns), t = threadIdx.x / 32;
     bool norms = call.beginning == ROWS_NORMED;
     if (norms) stage_normed<F>(call, control, x, starts, stride, begin, columns);
     else stage_plain<F>(call, x, starts, stride, begin, columns);
     team_barrier(15, WORKERS);
-    if (t < call.rows)
-        control.scale[t] = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
-                           : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
+    if (t < call.rows) {
+        float scale = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
+                      : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
+        if (threadIdx.x % 32 == 0) control.scale[t] = scale;
+    }
     team_barrier(15, WORKERS);
 }
 
