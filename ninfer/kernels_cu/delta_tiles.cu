@@ -1,21 +1,20 @@
 // The Gated DeltaNet over many rows of one sequence, tile by tile of 64 tokens, on tensor cores.
 //
 // With G the running sum of g inside a tile, D_ij = exp(G_i - G_j) for j <= i, and S the state before it:
-//   A = strictly lower part of (beta_i k_i . k_j D_ij),   (I + A) [U | W] = [beta V | beta exp(G) K]
+//   A = strictly lower part of (beta_i k_i . k_j D_ij),   T = (I + A)^-1,   U = T beta V,   W = T beta exp(G) K
 //   V' = U - W S,   O = exp(G) Q S + (Q K^T . D) V',   S <- exp(G_63) S + (exp(G_63 - G) K)^T V'
 // tiles_prepare convolves, norms and computes g and beta, tokens side by side; tiles_solve finds U, W and
-// Q K^T . D of every tile and head at once, solving in float32; tiles_run walks the tiles, a block a head
+// Q K^T . D of every tile and head at once, inverting in float32; tiles_run walks the tiles, a block a head
 // and half of its value dimensions, with S in float32 registers.  delta_norm gates and norms; delta_ring
 // (delta_step.cu) moves the convolution history.
 //
 // Tiles begin at multiples of 64 of the sequence; rows that are not there have g = beta = 0 and change
 // nothing, so a prompt's bits do not depend on cuts that fall on multiples of 64.
 //
-// The one thing a reader would get wrong: arrays of rows here are tiled: row 0 is the first of its tile, and
-// the first `lead` rows (frontier % 64) may be padding.
+// The one thing a reader would get wrong: rows here are tiled: row 0 is the first of its tile, and the first
+// `lead` rows (frontier % 64) may be padding.  Every tile of every head is one block of memory in the order
+// in which shared memory wants it (see cell), so it moves by plain copies.
 //
-// A spill is allowed: two blocks of tiles_solve a multiprocessor are worth a few words of each column.
-//: spills tiles_solve 96
 //: variants STAGES 1 2
 //: spills tiles_solve 256
 #include "delta.cuh"
@@ -30,8 +29,14 @@ __device__ __forceinline__ float fade_of(const DeltaLayer& layer, int head, floa
     return expf(layer.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
 }
 
-// q, k (rows, key_heads, HEAD), v (rows, value_heads, HEAD) in bf16; g, beta (value_heads, rows); rows = 64 *
-// tiles, tiled.  Grid (rows / SPAN, parts of 4 heads), 128 threads.
+// Rows of WIDTH bf16; 16-byte runs are permuted so that eight rows meet no bank twice.
+template <int WIDTH>
+__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
+    return tile + row * WIDTH + ((chunk ^ (row & 7)) << 3);
+}
+
+// q, k (tiles, key_heads, tile of HEAD), v (tiles, value_heads, tile of HEAD) in bf16; g, beta (value_heads,
+// rows), rows = 64 * tiles.  Grid (rows / SPAN, parts of 4 heads), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k, bf16* v, float* g, float* beta,
                                                                DeltaRows in, DeltaLayer layer, Images images,
                                                                const int* slots, const int* frontiers, int count,
@@ -43,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k
     int channels = (2 * keys + values) * HEAD, channel = part * HEAD + lane * 4;
     const bf16* x = (kind == 0 ? in.q : kind == 1 ? in.k : in.v) + head * HEAD + lane * 4;
     int stride = kind == 2 ? in.value_stride : in.key_stride;
-    int width = (kind == 2 ? values : keys) * HEAD;
-    bf16* out = (kind == 0 ? q : kind == 1 ? k : v) + head * HEAD + lane * 4;
+    int tile = blockIdx.x * SPAN / TILE, heads = kind == 2 ? values : keys;
+    bf16* out = (kind == 0 ? q : kind == 1 ? k : v) + (static_cast<long long>(tile) * heads + head) * TILE * HEAD;
     const bf16* ring = ring_of(images, slots[0]) + channel;
     float w[4][TAPS];
 #pragma unroll
@@ -69,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k
         if (kind == 0) y = y * query_factor(y);
         if (kind == 1) y = y * key_factor(y);
         if (row < 0 || row >= count) y = make_float4(0, 0, 0, 0);
-        store4(out + static_cast<long long>(blockIdx.x * SPAN + i) * width, y);
+        store4(cell<HEAD>(out, blockIdx.x * SPAN % TILE + i, lane / 2) + lane % 2 * 4, y);
         past[0] = past[1], past[1] = past[2], past[2] = past[3];
     }
     if (kind == 2 && lane < SPAN) {
@@ -81,19 +86,21 @@ extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k
     }
 }
 
-// Rows of WIDTH bf16 in shared memory; 16-byte runs permuted so that eight rows meet no bank twice.
-template <int WIDTH>
-__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
-    return tile + row * WIDTH + ((chunk ^ (row & 7)) << 3);
+// Start copying COUNT elements.
+template <int COUNT>
+__device__ __forceinline__ void fetch(bf16* to, const bf16* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 8 / 256; i++) {
+        int at = (i * 256 + threadIdx.x) * 8;
+        copy16_async(to + at, from + at, true);
+    }
 }
 
-// Start copying a tile of 64 rows; `stride` elements apart in memory.
-template <int WIDTH>
-__device__ __forceinline__ void fetch(bf16* tile, const bf16* from, int stride) {
-    for (int i = threadIdx.x; i < TILE * WIDTH / 8; i += 256) {
-        int row = i / (WIDTH / 8), chunk = i % (WIDTH / 8);
-        copy16_async(cell<WIDTH>(tile, row, chunk), from + static_cast<long long>(row) * stride + chunk * 8, true);
-    }
+// Copy COUNT elements out of shared memory; the work of threads `begin` and on.
+template <int COUNT>
+__device__ __forceinline__ void drain(bf16* to, const bf16* from, int begin = 0) {
+    for (int at = (static_cast<int>(threadIdx.x) - begin) * 8; at < COUNT; at += (256 - begin) * 8)
+        *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
 }
 
 // A fragment of rows m .. m + 15, columns 16 step .. + 15.
@@ -144,8 +151,8 @@ __device__ __forceinline__ void tile_gates(float* sums, float* betas, const floa
     reinterpret_cast<float2*>(betas)[lane] = reinterpret_cast<const float2*>(beta)[lane];
 }
 
-// What tiles_solve leaves of every (tile, value head): mixed (64, 64) = Q K^T . D, u and w (64, HEAD), all bf16;
-// into, out_of (value_heads, rows): exp(G) and exp(G_63 - G).
+// What tiles_solve leaves of every (tile, value head), all bf16: mixed = Q K^T . D (a tile of TILE), u (two
+// tiles of HALF), w (a tile of HEAD); into, out_of (value_heads, rows): exp(G) and exp(G_63 - G).
 struct Solved {
     bf16* mixed;
     bf16* u;
@@ -154,89 +161,164 @@ struct Solved {
     float* out_of;
 };
 
-// matrix (64, 64) float32 = A; mixed goes to global memory.  A warp takes 16 rows and 32 columns.
-__device__ __forceinline__ void correlate(float* matrix, bf16* mixed, bf16* queries, bf16* keys, const float* sums,
-                                          const float* betas) {
+struct Solve {
+    bf16 queries[TILE * HEAD], keys[TILE * HEAD], values[TILE * HEAD];
+    float a[TILE * TILE], t[TILE * TILE], sums[TILE], betas[TILE];
+
+    __device__ bf16* mixed() { return queries; }  // once the queries are spent
+    __device__ bf16* left_u() { return queries + TILE * TILE; }
+    __device__ bf16* left_w() { return reinterpret_cast<bf16*>(a); }  // once A is spent
+};
+
+// A into w.a and Q K^T . D into w.mixed().  A warp takes 16 rows and 32 columns.
+__device__ __forceinline__ void correlate(Solve& w) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp / 2 * 16, n = warp % 2 * 32;
     float kk[4][4] = {}, qk[4][4] = {};
 #pragma unroll
     for (int step = 0; step < HEAD / 16; step++) {
         u32 a[4], c[4], b[4];
-        left<HEAD>(a, keys, m, step);
-        left<HEAD>(c, queries, m, step);
+        left<HEAD>(a, w.keys, m, step);
+        left<HEAD>(c, w.queries, m, step);
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-            right_rows<HEAD>(b, keys, n + j * 8, step);
+            right_rows<HEAD>(b, w.keys, n + j * 8, step);
             mma_bf16(kk[j], a, b[0], b[1]);
             mma_bf16(kk[j + 1], a, b[2], b[3]);
             mma_bf16(qk[j], c, b[0], b[1]);
             mma_bf16(qk[j + 1], c, b[2], b[3]);
         }
     }
+    __syncthreads();  // the queries are spent
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int row = m + lane / 4 + half * 8, column = n + j * 8 + lane % 4 * 2;
-            float d0 = column <= row ? expf(sums[row] - sums[column]) : 0.0f;
-            float d1 = column + 1 <= row ? expf(sums[row] - sums[column + 1]) : 0.0f;
-            float* at = matrix + row * TILE + column;
-            at[0] = column < row ? betas[row] * kk[j][2 * half] * d0 : 0.0f;
-            at[1] = column + 1 < row ? betas[row] * kk[j][2 * half + 1] * d1 : 0.0f;
-            *reinterpret_cast<u32*>(mixed + row * TILE + column) = pack2(qk[j][2 * half] * d0, qk[j][2 * half + 1] * d1);
+            float d0 = column <= row ? expf(w.sums[row] - w.sums[column]) : 0.0f;
+            float d1 = column + 1 <= row ? expf(w.sums[row] - w.sums[column + 1]) : 0.0f;
+            float* at = w.a + row * TILE + column;
+            at[0] = column < row ? w.betas[row] * kk[j][2 * half] * d0 : 0.0f;
+            at[1] = column + 1 < row ? w.betas[row] * kk[j][2 * half + 1] * d1 : 0.0f;
+            *reinterpret_cast<u32*>(cell<TILE>(w.mixed(), row, column / 8) + column % 8) =
+                pack2(qk[j][2 * half] * d0, qk[j][2 * half + 1] * d1);
         }
 }
 
-// Grid (tiles, value_heads), 256 threads, 49,664 bytes of shared memory; a thread solves one column of [U | W].
+// The inverses of the four diagonal blocks of I + A, one column a thread: the first 64 threads' work.
+__device__ __forceinline__ void invert_diagonal(Solve& w) {
+    int base = threadIdx.x / 16 * 16, column = threadIdx.x % 16;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < i; j++) sum = fmaf(w.a[(base + i) * TILE + base + j], x[j], sum);
+        x[i] = (i == column ? 1.0f : 0.0f) - sum;
+        w.t[(base + i) * TILE + base + column] = x[i];
+    }
+}
+
+// With T known on the diagonal blocks of N, fill the blocks below them: T21 = -T22 (A21 T11).  The product in the
+// middle lies above the diagonal of t, where nothing else is read.
+template <int N>
+__device__ __forceinline__ void join_blocks(Solve& w) {
+    constexpr int ALL = TILE / 2 * N;
+    for (int e = threadIdx.x; e < ALL; e += 256) {
+        int base = e / (N * N) * 2 * N, i = e % (N * N) / N, j = e % N;
+        float sum = 0.0f;
+        for (int k = j; k < N; k++) sum = fmaf(w.a[(base + N + i) * TILE + base + k], w.t[(base + k) * TILE + base + j], sum);
+        w.t[(base + i) * TILE + base + N + j] = sum;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < ALL; e += 256) {
+        int base = e / (N * N) * 2 * N, i = e % (N * N) / N, j = e % N;
+        float sum = 0.0f;
+        for (int k = 0; k <= i; k++)
+            sum = fmaf(w.t[(base + N + i) * TILE + base + N + k], w.t[(base + k) * TILE + base + N + j], sum);
+        w.t[(base + N + i) * TILE + base + j] = -sum;
+    }
+    __syncthreads();
+}
+
+// T beta and T beta exp(G) in bf16, as A operands.
+__device__ __forceinline__ void scale_inverse(Solve& w) {
+    for (int e = threadIdx.x; e < TILE * TILE / 2; e += 256) {
+        int row = e / (TILE / 2), column = e % (TILE / 2) * 2;
+        float2 t = *reinterpret_cast<const float2*>(w.t + row * TILE + column);
+        float x = column <= row ? t.x * w.betas[column] : 0.0f;
+        float y = column + 1 <= row ? t.y * w.betas[column + 1] : 0.0f;
+        *reinterpret_cast<u32*>(cell<TILE>(w.left_u(), row, column / 8) + column % 8) = pack2(x, y);
+        *reinterpret_cast<u32*>(cell<TILE>(w.left_w(), row, column / 8) + column % 8) =
+            pack2(x * expf(w.sums[column]), y * expf(w.sums[column + 1]));
+    }
+}
+
+// U into w.values (two tiles of HALF) and W into w.keys.  A warp takes 16 rows and 64 columns.
+__device__ __forceinline__ void solve(Solve& w) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp / 2 * 16, n = warp % 2 * HALF;
+    float u[8][4] = {}, x[8][4] = {};
+#pragma unroll
+    for (int step = 0; step < TILE / 16; step++) {
+        if (step * 16 > m) continue;  // above the diagonal
+        u32 a[4], c[4], b[4];
+        left<TILE>(a, w.left_u(), m, step);
+        left<TILE>(c, w.left_w(), m, step);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            right_columns<HEAD>(b, w.values, n + j * 8, step);
+            mma_bf16(u[j], a, b[0], b[1]);
+            mma_bf16(u[j + 1], a, b[2], b[3]);
+            right_columns<HEAD>(b, w.keys, n + j * 8, step);
+            mma_bf16(x[j], c, b[0], b[1]);
+            mma_bf16(x[j + 1], c, b[2], b[3]);
+        }
+    }
+    __syncthreads();  // keys and values are spent
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = m + lane / 4 + half * 8, at = lane % 4 * 2;
+            *reinterpret_cast<u32*>(cell<HALF>(w.values + n * TILE, row, j) + at) = pack2(u[j][2 * half], u[j][2 * half + 1]);
+            *reinterpret_cast<u32*>(cell<HEAD>(w.keys, row, n / 8 + j) + at) = pack2(x[j][2 * half], x[j][2 * half + 1]);
+        }
+}
+
+// Grid (tiles, value_heads), 256 threads, shared sizeof(Solve).
 extern "C" __global__ void __launch_bounds__(256, 2) tiles_solve(Solved to, const bf16* q, const bf16* k, const bf16* v,
-                                                             const float* g, const float* beta, const int* frontiers,
-                                                             int key_heads, int value_heads, int count, int rows) {
+                                                                const float* g, const float* beta, const int* frontiers,
+                                                                int key_heads, int value_heads, int count, int rows) {
     extern __shared__ __align__(128) unsigned char memory[];
-    bf16 *queries = reinterpret_cast<bf16*>(memory), *keys = queries + TILE * HEAD;
-    float *matrix = reinterpret_cast<float*>(keys + TILE * HEAD), *sums = matrix + TILE * TILE, *betas = sums + TILE;
+    Solve& w = *reinterpret_cast<Solve*>(memory);
     int tile = blockIdx.x, head = blockIdx.y, key = head / (value_heads / key_heads);
     if (tile * TILE >= lead_of(frontiers) + count) return;
-    long long row = static_cast<long long>(tile) * TILE, gates = static_cast<long long>(head) * rows + row;
-    long long block = (static_cast<long long>(tile) * value_heads + head) * TILE;
-    fetch<HEAD>(queries, q + (row * key_heads + key) * HEAD, key_heads * HEAD);
-    fetch<HEAD>(keys, k + (row * key_heads + key) * HEAD, key_heads * HEAD);
+    long long gates = static_cast<long long>(head) * rows + tile * TILE;
+    long long mine = static_cast<long long>(tile) * value_heads + head, shared = static_cast<long long>(tile) * key_heads + key;
+    fetch<TILE * HEAD>(w.queries, q + shared * TILE * HEAD);
+    fetch<TILE * HEAD>(w.keys, k + shared * TILE * HEAD);
+    fetch<TILE * HEAD>(w.values, v + mine * TILE * HEAD);
     copies_commit();
-    tile_gates(sums, betas, g + gates, beta + gates);
-    int column = threadIdx.x % HEAD;
-    bool value = threadIdx.x < HEAD;
-    float x[TILE];
-#pragma unroll
-    for (int i = 0; i < TILE; i++)
-        x[i] = value ? __bfloat162float(v[((row + i) * value_heads + head) * HEAD + column]) : 0.0f;
+    tile_gates(w.sums, w.betas, g + gates, beta + gates);
     copies_wait<0>();
     __syncthreads();
-    correlate(matrix, to.mixed + block * TILE, queries, keys, sums, betas);
+    correlate(w);
+    __syncthreads();
     if (threadIdx.x < TILE) {
-        to.into[gates + threadIdx.x] = expf(sums[threadIdx.x]);
-        to.out_of[gates + threadIdx.x] = expf(sums[TILE - 1] - sums[threadIdx.x]);
-    }
-#pragma unroll
-    for (int i = 0; i < TILE; i++) {
-        if (!value) x[i] = __bfloat162float(cell<HEAD>(keys, i, column / 8)[column % 8]) * expf(sums[i]);
-        x[i] *= betas[i];
+        invert_diagonal(w);
+        to.into[gates + threadIdx.x] = expf(w.sums[threadIdx.x]);
+        to.out_of[gates + threadIdx.x] = expf(w.sums[TILE - 1] - w.sums[threadIdx.x]);
+    } else {
+        drain<TILE * TILE>(to.mixed + mine * TILE * TILE, w.mixed(), TILE);
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 1; i < TILE; i++) {
-        float part[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int j = 0; j < i; j += 4) {
-            float4 a = reinterpret_cast<const float4*>(matrix + i * TILE)[j / 4];
-            part[0] = fmaf(a.x, x[j], part[0]);
-            if (j + 1 < i) part[1] = fmaf(a.y, x[j + 1], part[1]);
-            if (j + 2 < i) part[2] = fmaf(a.z, x[j + 2], part[2]);
-            if (j + 3 < i) part[3] = fmaf(a.w, x[j + 3], part[3]);
-        }
-        x[i] -= (part[0] + part[1]) + (part[2] + part[3]);
-    }
-    bf16* out = (value ? to.u : to.w) + block * HEAD + column;
-#pragma unroll
-    for (int i = 0; i < TILE; i++) out[i * HEAD] = __float2bfloat16(x[i]);
+    join_blocks<16>(w);
+    join_blocks<32>(w);
+    scale_inverse(w);
+    __syncthreads();
+    solve(w);
+    __syncthreads();
+    drain<TILE * HEAD>(to.u + mine * TILE * HEAD, w.values);
+    drain<TILE * HEAD>(to.w + mine * TILE * HEAD, w.keys);
 }
 
 // One tile's operands in shared memory.
@@ -258,14 +340,14 @@ struct Run {
 };
 
 __device__ __forceinline__ void fetch_tile(Stage& to, const Run& run, int tile, int head, int half) {
-    long long row = static_cast<long long>(tile) * TILE, gates = static_cast<long long>(head) * run.rows + row;
-    long long block = (static_cast<long long>(tile) * run.value_heads + head) * TILE;
-    int key = head / (run.value_heads / run.key_heads), stride = run.key_heads * HEAD;
-    fetch<HEAD>(to.w, run.from.w + block * HEAD, HEAD);
-    fetch<HALF>(to.u, run.from.u + block * HEAD + half * HALF, HEAD);
-    fetch<HEAD>(to.q, run.q + row * stride + key * HEAD, stride);
-    fetch<HEAD>(to.k, run.k + row * stride + key * HEAD, stride);
-    fetch<TILE>(to.mixed, run.from.mixed + block * TILE, TILE);
+    long long gates = static_cast<long long>(head) * run.rows + tile * TILE;
+    long long mine = static_cast<long long>(tile) * run.value_heads + head;
+    long long shared = static_cast<long long>(tile) * run.key_heads + head / (run.value_heads / run.key_heads);
+    fetch<TILE * HEAD>(to.w, run.from.w + mine * TILE * HEAD);
+    fetch<TILE * HALF>(to.u, run.from.u + mine * TILE * HEAD + half * TILE * HALF);
+    fetch<TILE * HEAD>(to.q, run.q + shared * TILE * HEAD);
+    fetch<TILE * HEAD>(to.k, run.k + shared * TILE * HEAD);
+    fetch<TILE * TILE>(to.mixed, run.from.mixed + mine * TILE * TILE);
     if (threadIdx.x < 2 * TILE / 4) {
         int i = threadIdx.x % (TILE / 4) * 4;
         bool first = threadIdx.x < TILE / 4;

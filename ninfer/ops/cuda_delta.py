@@ -25,7 +25,7 @@ from ninfer.ops.cuda_state import (
 from ninfer.ops.verbs import Step
 
 TILE, SPAN = 64, 16  # tokens of a tile, and of a warp of tiles_prepare
-SOLVE_BYTES = 2 * TILE * DELTA_DIM * 2 + TILE * TILE * 4 + 2 * TILE * 4
+SOLVE_BYTES = 3 * TILE * DELTA_DIM * 2 + 2 * TILE * TILE * 4 + 2 * TILE * 4  # Solve of delta_tiles.cu
 STAGE_BYTES = 3 * TILE * DELTA_DIM * 2 + 2 * TILE * TILE * 2 + 2 * TILE * 4  # Stage of delta_tiles.cu
 WORK_BYTES = DELTA_DIM * TILE * 2 + 2 * TILE * TILE * 2
 

@@ -8,6 +8,8 @@ The one thing a reader would get wrong: ``room`` only reserves; what lies there 
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +39,7 @@ class Packer:
 
     def room(self, *shape: int) -> DeviceArray:
         """Reserve an array.  Raises ValueError when the block is full."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         begin, self.used = self.used, self.used + -(-size // ALIGN) * ALIGN
         if self.used > self.block.size:
             raise ValueError(f"a unit needs more than {self.block.size} numbers")
