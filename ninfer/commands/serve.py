@@ -364,9 +364,10 @@ def _operation(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; see ``ninfer/app.py``."""
-    from ninfer.runtime.threads import settle_blas_threads
+    from ninfer.runtime.threads import settle_blas_threads, shorten_turns
 
     settle_blas_threads()  # before NumPy is loaded
+    shorten_turns()
     from ninfer.lifecycle import serve
     from ninfer.startup import read_options
 

@@ -1,15 +1,19 @@
-"""How many threads BLAS may use, settled before NumPy is loaded.
+"""How threads share the cores and the interpreter.
 
 One core is left to the event loop, since BLAS threads that wait spin and would take its time.  The one
 thing a reader would get wrong: OpenBLAS reads its variable once, when NumPy is imported; afterwards
-this has no effect.  A value that the operator has set is kept.
+settling it has no effect.  A value that the operator has set is kept.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 VARIABLE = "OPENBLAS_NUM_THREADS"
+# Seconds after which a thread that computes in Python gives way.  The device thread takes the lock dozens
+# of times a token; at Python's own 5 ms a body of 10 MB being read doubled the longest gap between tokens.
+TURN = 0.0005
 MOST = 16  # more threads than this only wait for each other at the sizes of a decode step
 
 
@@ -18,3 +22,8 @@ def settle_blas_threads(wanted: int | None = None) -> int:
     cores = len(os.sched_getaffinity(0))
     chosen = wanted if wanted is not None else max(1, min(MOST, cores - 1))
     return int(os.environ.setdefault(VARIABLE, str(chosen)))
+
+
+def shorten_turns() -> None:
+    """Let threads that wait for the interpreter have it soon."""
+    sys.setswitchinterval(TURN)

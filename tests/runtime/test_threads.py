@@ -1,12 +1,26 @@
-"""BLAS threads: one core stays free, the operator's word stands."""
+"""Threads: one core stays free, the operator's word stands, no thread keeps the interpreter long."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from ninfer.runtime.threads import MOST, VARIABLE, settle_blas_threads
+from ninfer.runtime.threads import MOST, TURN, VARIABLE, settle_blas_threads, shorten_turns
+
+
+@pytest.fixture
+def python_turns() -> Iterator[float]:
+    own = sys.getswitchinterval()
+    yield own
+    sys.setswitchinterval(own)
+
+
+def test_a_serving_process_gives_way_ten_times_sooner(python_turns: float) -> None:
+    shorten_turns()
+    assert sys.getswitchinterval() == pytest.approx(TURN) and TURN <= python_turns / 10
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7), (128, MOST)])
