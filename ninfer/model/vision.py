@@ -43,7 +43,11 @@ class Tower:
 
 def encode(verbs: VisionVerbs, tower: Tower, pixels: Array, shape: Patches) -> Array:
     """Turn one item's patches into feature rows.  -> (shape.tokens, text hidden)."""
-    x = verbs.embed_patches(pixels, tower.patch, tower.positions, shape)
+    return read(verbs, tower, verbs.embed_patches(pixels, tower.patch, tower.positions, shape), shape)
+
+
+def read(verbs: VisionVerbs, tower: Tower, x: Array, shape: Patches) -> Array:
+    """Turn embedded patches into feature rows: everything that needs no pixels."""
     for w in tower.blocks:
         q, k, v = verbs.normed(x, w.norm1, (w.query, w.key, w.value))
         x = verbs.linear_add(verbs.see(q, k, v, tower.config.heads, shape), w.output, x)

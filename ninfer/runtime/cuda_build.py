@@ -169,7 +169,7 @@ def assemble(
         products=products,
         attention=_attention(machine, config, shape, pool, sizes, keep, lend),
         delta=_delta(machine, shape, images, deltas, sizes, keep, lend),
-        experts=Experts(library, lend, shape, products),
+        experts=Experts(library, lend, shape, products, keep((MOST_ROWS,), "u32")),
         sampler=sampler,
     )
     return CudaProgram(
@@ -201,7 +201,7 @@ def _eyes(
     rows = min(MOST_TOKENS, sizes.context)
     memory = keep((rows, tower.config.out_hidden), "bf16")
     patches = min(sizes.patches, rows * tower.config.merge**2)
-    return CudaEyes(verbs, tower, machine.transfers, memory, patches)
+    return CudaEyes(verbs, tower, machine.transfers, memory, patches, machine.capture)
 
 
 def _block_numbers(sizes: Sizes) -> int:
@@ -280,6 +280,7 @@ def reset(program: CudaProgram) -> None:
         memory.pending,
         memory.published,
         verbs.products.linear.counters,
+        verbs.experts.counters,
     ):
         fill(array)
     program.edges[:] = 0

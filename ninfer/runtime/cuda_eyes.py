@@ -2,7 +2,8 @@
 
 Encoding is part of the prompt unit that first meets an item, never of a decode round.  An item is encoded
 by groups of whole time slices, which nothing connects, so its workspace is that of one group.  Feature rows
-outlive a pass and therefore lie in a pool of their own, with room for the media of one prompt.
+outlive a pass and therefore lie in a pool of their own, with room for the media of one prompt.  A shape
+that comes again is replayed from a graph, since small pictures take the host longer than the device.
 
 The one thing a reader would get wrong: what is kept may be dropped at any time.  When the pool has no room,
 everything in it goes, and whoever still needs an item has it encoded again.
@@ -10,13 +11,16 @@ everything in it goes, and whoever still needs an item has it encoded again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import attrs
 import numpy as np
 
 from ninfer.engine.device import Prefill
 from ninfer.faults import Broken
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.model.vision import Tower, encode
+from ninfer.model.vision import Tower, read
 from ninfer.ops.cuda_vision import ROWS, CudaVision, spans
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.vision_verbs import Patches
@@ -26,6 +30,22 @@ from ninfer.runtime.cuda_transfers import Transfers
 from ninfer.runtime.steps import placeholders
 
 MOST_TOKENS = 32_768  # feature rows of one prompt
+MOST_GRAPHS = 8  # shapes that are remembered
+
+
+class Replay(Protocol):
+    """A captured body."""
+
+    def replay(self) -> None:
+        """Submit it."""
+
+
+@attrs.frozen(eq=False)
+class Reading:
+    """A tower recorded for one shape, and where it leaves its rows."""
+
+    graph: Replay
+    rows: DeviceArray
 
 
 @attrs.define(eq=False)
@@ -34,6 +54,7 @@ class CudaEyes:
 
     memory   (rows, hidden) bf16 that features are kept in
     patches  the most that a time slice may have
+    capture  records a body as a graph, or None to run everything eagerly
     """
 
     verbs: CudaVision
@@ -41,6 +62,9 @@ class CudaEyes:
     transfers: Transfers
     memory: DeviceArray
     patches: int
+    capture: Callable[[Callable[[], object]], Replay] | None = None
+    _seen: tuple[Patches, int] | None = None
+    _graphs: dict[tuple[Patches, int], Reading] = attrs.field(factory=dict)
     _pool: Scratch = attrs.field(init=False)
     _kept: dict[tuple[int, int], DeviceArray] = attrs.field(factory=dict)
 
@@ -81,9 +105,38 @@ class CudaEyes:
         each, tokens = whole.count // whole.time, whole.tokens // whole.time
         for begin, end in spans(whole.time, max(1, ROWS // each)):
             part = attrs.evolve(whole, time=end - begin)
-            found = encode(self.verbs, self.tower, span.payload[begin * each : end * each], part)
-            self.transfers.copy(out.rows(begin * tokens, end * tokens), found)
+            pixels = span.payload[begin * each : end * each]
+            x = self.verbs.embed_patches(pixels, self.tower.patch, self.tower.positions, part)
+            self.transfers.copy(out.rows(begin * tokens, end * tokens), self._read(x, part))
         return out
+
+    def _read(self, x: DeviceArray, shape: Patches) -> DeviceArray:
+        """Run the blocks: eagerly for a new shape, from a graph for one that has just been seen.
+
+        Scratch is lent from the bottom and holds little else here, so the place of ``x`` tells all others.
+        """
+        key = (shape, x.ptr)
+        if key not in self._graphs and (self.capture is None or key != self._seen):
+            self._seen = key
+            rows: DeviceArray = read(self.verbs, self.tower, x, shape)
+            return rows
+        if key not in self._graphs:
+            self._graphs[key] = self._record(x, shape)
+        reading = self._graphs[key] = self._graphs.pop(key)
+        reading.graph.replay()
+        return reading.rows
+
+    def _record(self, x: DeviceArray, shape: Patches) -> Reading:
+        assert self.capture is not None
+        found: list[DeviceArray] = []  # where rows lie; the graph is not to hold on to scratch
+
+        def body() -> None:
+            found[:] = [attrs.evolve(read(self.verbs, self.tower, x, shape), owner=None)]
+
+        graph = self.capture(body)
+        while len(self._graphs) >= MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return Reading(graph, found[0])
 
     def _room(self, tokens: int) -> DeviceArray:
         shape = (tokens, self.tower.config.out_hidden)
