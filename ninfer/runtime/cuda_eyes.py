@@ -128,10 +128,11 @@ class CudaEyes:
 
     def _record(self, x: DeviceArray, shape: Patches) -> Reading:
         assert self.capture is not None
-        found: list[DeviceArray] = []  # where rows lie; the graph is not to hold on to scratch
+        found: list[DeviceArray] = []
+        place = attrs.evolve(x, owner=None)  # a graph knows addresses and holds on to nothing
 
         def body() -> None:
-            found[:] = [attrs.evolve(read(self.verbs, self.tower, x, shape), owner=None)]
+            found[:] = [attrs.evolve(read(self.verbs, self.tower, place, shape), owner=None)]
 
         graph = self.capture(body)
         while len(self._graphs) >= MOST_GRAPHS:
