@@ -129,14 +129,19 @@ class Scheduler:
         return seq.state is not State.PREFILLING or seq.frontier < seq.prompt_tokens or seq.capacity > 0
 
     def _row(self, seq: Sequence, width: int, behind: bool, units: list[Unit]) -> int | None:
-        """Get the pages of a decode row; return how many drafts they allow, None if not even a step."""
+        """Get the pages of a decode row; return its drafts, None if there are no pages.
+
+        An automatic width gives way to memory.  A fixed one does not, because sampled text depends on
+        where rounds begin, and nobody's text may depend on how much memory others take.
+        """
         draft = self.drafting.useful(seq, width)
-        upto = seq.frontier + 1
+        if draft and self.drafting.auto:
+            affordable = not behind and self.memory.grow(seq, seq.frontier + 1 + draft, units)
+            draft = draft if affordable else 0
+        upto = seq.frontier + 1 + draft
         if behind and self.memory.space.missing(seq, upto):
             return None
-        if draft and not behind and self.memory.grow(seq, upto + draft, units):
-            return draft
-        return 0 if self._secure(seq, upto, units) else None
+        return draft if self._secure(seq, upto, units) else None
 
     def _secure(self, seq: Sequence, upto: int, units: list[Unit]) -> bool:
         """Get the pages of one unit in the order of pressure: cache, snapshots, younger residents."""
