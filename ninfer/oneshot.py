@@ -72,7 +72,8 @@ def _body(args: argparse.Namespace) -> dict[str, object]:
     except OSError as problem:
         raise StartupError(f"--messages {args.messages}: cannot be read ({problem.strerror})") from None
     except Refused as refused:
-        raise StartupError(f"--messages {args.messages}: {refused.fault.message}") from None
+        complaint = refused.fault.message.removeprefix("the request body ")
+        raise StartupError(f"--messages {args.messages}: {complaint}") from None
     if isinstance(loaded, list):
         loaded = {"messages": loaded}
     if isinstance(loaded, dict):

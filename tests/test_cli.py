@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ninfer.cli import main
+
 ARTIFACT = Path(__file__).resolve().parents[1] / "fixtures" / "tiny-qwen3_5.ninfer"
 
 
@@ -29,3 +31,23 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(command: list[str]) 
         said = process.stderr.read()
     assert b"Traceback" not in said and b"Exception" not in said
     assert process.returncode == 141
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("[", "is not valid JSON"),
+        ('[{"role": "user"}]', "messages[0].content is required"),
+        ('{"messages": [], "messages": []}', "messages appears twice"),
+        ("5", "must hold an array of messages or an object with them"),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_told_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, complaint: str
+) -> None:
+    file = tmp_path / "m.json"
+    file.write_text(written)
+    assert main(["run", str(ARTIFACT), "--messages", str(file)]) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.count(complaint) == 1 and "request body" not in said
