@@ -1,11 +1,13 @@
 // Causal attention of many rows of one sequence over its pages, on tensor cores.
 //
 // One block takes 16 * WARPS rows of one query head and walks the pages from the first, one page (64
-// keys) at a time; keys of the next page arrive while the values of this one are multiplied.  Page
-// boundaries are those of the sequence, so a row's bits do not depend on where its chunk began.
+// keys) at a time.  With two stages of keys and values the warps meet once a page and drift apart in between, so
+// that one multiplies while another is at its softmax; with one stage keys of the next page arrive while
+// the values of this one are multiplied.  Page boundaries are those of the sequence, so a row's bits do not depend on where its chunk began.
 // Blocks with the most keys start first.
 //
 //: variants WARPS 4 8
+//: variants STAGES 1 2
 #include "pages.cuh"
 #include "ptx.cuh"
 
@@ -70,20 +72,21 @@ __device__ __forceinline__ void accumulate(float (&o)[DIM / 8][4], const float (
 struct Softmax {
     float top[2], total[2];
 
-    // Turn scores into probabilities and rescale what was summed before.
-    __device__ __forceinline__ void step(float (&s)[8][4], float (&o)[DIM / 8][4]) {
+    // Turn raw scores into probabilities, `scale` to the log2 domain, and rescale what was summed before.
+    __device__ __forceinline__ void step(float (&s)[8][4], float (&o)[DIM / 8][4], float scale) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float now = top[r];
+            float now = NEVER;
 #pragma unroll
             for (int n = 0; n < 8; n++) now = fmaxf(now, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
             now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+            now = fmaxf(top[r], now * scale);  // unchanged by a page of which the row sees nothing
             float base = now == NEVER ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int j = 2 * r; j < 2 * r + 2; j++) sum += s[n][j] = exp2_fast(s[n][j] - base);
+                for (int j = 2 * r; j < 2 * r + 2; j++) sum += s[n][j] = exp2_fast(fmaf(s[n][j], scale, -base));
             total[r] = total[r] * factor + sum;
             top[r] = now;
 #pragma unroll
@@ -92,15 +95,14 @@ struct Softmax {
     }
 };
 
-// Scale scores; keys from `limit` + row on and keys below `begin` get no weight.
-__device__ __forceinline__ void mask(float (&s)[8][4], float scale, int limit, int begin, int lane) {
+// Keys from `limit` + row on and keys below `begin` get no weight.
+__device__ __forceinline__ void mask(float (&s)[8][4], int limit, int begin, int lane) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int key = n * 8 + lane % 4 * 2 + j % 2;
-            bool seen = key < limit + lane / 4 + j / 2 * 8 && key >= begin;
-            s[n][j] = seen ? s[n][j] * scale : NEVER;
+            if (key >= limit + lane / 4 + j / 2 * 8 || key < begin) s[n][j] = NEVER;
         }
 }
 
@@ -126,47 +128,81 @@ __device__ __forceinline__ void store(bf16* out, const bf16* gate, int out_strid
     }
 }
 
+// The pages of one kv head of the sequence.
+struct Walk {
+    const Pool& pool;
+    long long layer;
+    const int* table;
+    int head, first_key, length;
+
+    __device__ __forceinline__ void keys(bf16* to, int page) const { part(to, page_keys(pool, table[page], layer, head), page); }
+    __device__ __forceinline__ void values(bf16* to, int page) const { part(to, page_values(pool, table[page], layer, head), page); }
+    __device__ __forceinline__ void part(bf16* to, const unsigned char* from, int page) const {
+        fetch(to, reinterpret_cast<const bf16*>(from), DIM, PAGE_TOKENS, first_key - page * PAGE_TOKENS, length - page * PAGE_TOKENS);
+    }
+};
+
+// Scores of a page become probabilities; `mine` is the index of the warp's first row.
+__device__ __forceinline__ void weigh(float (&s)[8][4], float (&o)[DIM / 8][4], Softmax& soft, int page, int mine,
+                                      int first_key, float scale, int lane) {
+    int at = page * PAGE_TOKENS, begin = first_key - at;
+    if (at + PAGE_TOKENS - 1 > mine || begin > 0) mask(s, mine - at + 1, begin, lane);
+    soft.step(s, o, scale);
+}
+
 // out (rows, heads * DIM); q (rows, heads, DIM) normed and rotated; gate rows `gate_stride` apart.
-// The pool holds bf16.  Grid (heads, tiles of 16 * WARPS rows); shared: (16 * WARPS + 128) * 512 bytes.
+// The pool holds bf16.  Grid (heads, tiles of 16 * WARPS rows); shared: (16 * WARPS + STAGES * 128) * 512 bytes.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
     bf16* out, const bf16* q, const bf16* gate, int gate_stride, Pool pool, long long layer, Sequences of,
     int rows, int heads, float scale) {
     extern __shared__ __align__(128) unsigned char memory[];
     bf16* queries = reinterpret_cast<bf16*>(memory);
     bf16* keys = queries + 16 * WARPS * DIM;
-    bf16* values = keys + PAGE_TOKENS * DIM;
+    bf16* values = keys + STAGES * PAGE_TOKENS * DIM;
     int head = blockIdx.x, tile = (gridDim.y - 1 - blockIdx.y) * 16 * WARPS, kv = head / (heads / pool.kv_heads);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = heads * DIM;
     int frontier = of.frontiers[0], mine = frontier + tile + warp * 16;
     int length = frontier + min(tile + 16 * WARPS, rows), pages = (length + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    Walk walk = {pool, layer, of.tables, kv, of.first_key, length};
     long long place = static_cast<long long>(tile) * stride + head * DIM;
+    scale *= 1.4426950408889634f;
     fetch(queries, q + place, stride, 16 * WARPS, 0, rows - tile);
-    fetch(keys, reinterpret_cast<bf16*>(page_keys(pool, of.tables[0], layer, kv)), DIM, PAGE_TOKENS, of.first_key, length);
+    walk.keys(keys, 0);
+    if (STAGES == 2) walk.values(values, 0);
     copies_commit();
     float o[DIM / 8][4] = {};
     Softmax soft = {{NEVER, NEVER}, {0, 0}};
     for (int page = 0; page < pages; page++) {
-        int begin = of.first_key - page * PAGE_TOKENS, at = page * PAGE_TOKENS;
-        fetch(values, reinterpret_cast<bf16*>(page_values(pool, of.tables[page], layer, kv)), DIM, PAGE_TOKENS, begin, length - at);
-        copies_commit();
-        copies_wait<1>();
-        __syncthreads();
+        bool busy = page * PAGE_TOKENS <= mine + 15;
         float s[8][4] = {};
-        bool busy = at <= mine + 15;
-        if (busy) score(s, queries, keys, warp, lane);
-        __syncthreads();
-        if (page + 1 < pages)
-            fetch(keys, reinterpret_cast<bf16*>(page_keys(pool, of.tables[page + 1], layer, kv)), DIM, PAGE_TOKENS,
-                  begin - PAGE_TOKENS, length - at - PAGE_TOKENS);
-        copies_commit();
-        if (busy) {
-            mask(s, scale * 1.4426950408889634f, mine - at + 1, begin, lane);
-            soft.step(s, o);
+        if (STAGES == 2) {
+            bf16 *k = keys + page % 2 * PAGE_TOKENS * DIM, *v = values + page % 2 * PAGE_TOKENS * DIM;
+            copies_wait<0>();
+            __syncthreads();  // the page is there, and nobody needs the one before it
+            if (page + 1 < pages) {
+                walk.keys(keys + (page + 1) % 2 * PAGE_TOKENS * DIM, page + 1);
+                walk.values(values + (page + 1) % 2 * PAGE_TOKENS * DIM, page + 1);
+            }
+            copies_commit();
+            if (!busy) continue;
+            score(s, queries, k, warp, lane);
+            weigh(s, o, soft, page, mine, of.first_key, scale, lane);
+            accumulate(o, s, v, lane);
+        } else {
+            walk.values(values, page);
+            copies_commit();
+            copies_wait<1>();
+            __syncthreads();
+            if (busy) score(s, queries, keys, warp, lane);
+            __syncthreads();
+            if (page + 1 < pages) walk.keys(keys, page + 1);
+            copies_commit();
+            if (busy) weigh(s, o, soft, page, mine, of.first_key, scale, lane);
+            copies_wait<1>();
+            __syncthreads();
+            if (busy) accumulate(o, s, values, lane);
+            __syncthreads();
         }
-        copies_wait<1>();
-        __syncthreads();
-        if (busy) accumulate(o, s, values, lane);
-        __syncthreads();
     }
     store(out + place + static_cast<long long>(warp) * 16 * stride,
           gate + static_cast<long long>(tile + warp * 16) * gate_stride + head * DIM, stride, gate_stride, o, soft,

@@ -61,19 +61,48 @@ struct Raw {
     // Four pairs of columns 8 i .. 8 i + 7.
     __device__ __forceinline__ uint4 widen(int i) const {
         if constexpr (F == BF16) return make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
-        float v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if constexpr (F == FP8) v[j] = e4m3_float(word[2 * i + j / 4] >> j % 4 * 8 & 0xff);
-            if constexpr (F == Q8) v[j] = static_cast<float>(static_cast<signed char>(word[2 * i + j / 4] >> j % 4 * 8));
-            if constexpr (F >= Q4) {
-                u32 code = word[i] >> 4 * j & 15;
-                if constexpr (F == Q5) code |= (high[0] >> (8 * i + j) & 1) << 4;
-                if constexpr (F == Q6) code |= (high[i / 2] >> (16 * (i % 2) + 2 * j) & 3) << 4;
-                v[j] = F == NVFP4 ? e2m1_float(code) : signed_code(code, F == Q4 ? 4 : F == Q5 ? 5 : 6);
-            }
-            v[j] *= scale[F == NVFP4 ? i / 2 : 0];
+        if constexpr (F == FP8) {
+            u32 even[2], odd[2];
+            for (int j = 0; j < 2; j++) unpack_fp8(even[j], odd[j], word[2 * i + j]);
+            return make_uint4(scaled(even[0], odd[0], 0x5410, 0.0f, scale[0]), scaled(even[0], odd[0], 0x7632, 0.0f, scale[0]),
+                              scaled(even[1], odd[1], 0x5410, 0.0f, scale[0]), scaled(even[1], odd[1], 0x7632, 0.0f, scale[0]));
         }
-        return make_uint4(round2(v[0], v[1]), round2(v[2], v[3]), round2(v[4], v[5]), round2(v[6], v[7]));
+        if constexpr (F == Q8) {
+            u32 out[4];
+            for (int j = 0; j < 4; j++) {
+                u32 bits = word[2 * i + j / 2] ^ 0x80808080u, from = 0x7540 + j % 2 * 2;
+                constexpr float BASE = 8388608.0f + 128.0f;  // of 2^23 + 128 + code in float32
+                out[j] = round2((as_float(__byte_perm(bits, 0x4b000000u, from)) - BASE) * scale[0],
+                                (as_float(__byte_perm(bits, 0x4b000000u, from + 1)) - BASE) * scale[0]);
+            }
+            return make_uint4(out[0], out[1], out[2], out[3]);
+        }
+        if constexpr (F == NVFP4) {
+            float v[8];
+            for (int j = 0; j < 8; j++) v[j] = e2m1_float(word[i] >> 4 * j) * scale[i / 2];
+            return make_uint4(round2(v[0], v[1]), round2(v[2], v[3]), round2(v[4], v[5]), round2(v[6], v[7]));
+        }
+        if constexpr (F == Q4 || F == Q5 || F == Q6) {
+            constexpr u32 OFFSET = F == Q4 ? 0x43084308u : F == Q5 ? 0x43104310u : 0x43204320u;
+            constexpr float BASE = F == Q4 ? 136.0f : F == Q5 ? 144.0f : 160.0f;  // of 128 + 2^(bits - 1) + code in bf16
+            u32 pair[4], top = F == Q5 ? high[0] >> 8 * i & 0xff : F == Q6 ? high[i / 2 * (F == Q6)] >> i % 2 * 16 & 0xffff : 0;
+            if constexpr (F == Q5) top |= top << 12;
+            if constexpr (F == Q6) top = (top & 0xff) | (top & 0xff00) << 8;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                pair[j] = ((word[i] >> 4 * j) & 0x000f000fu) ^ OFFSET;
+                if constexpr (F == Q5) pair[j] ^= (top << (4 - j)) & 0x00100010u;
+                if constexpr (F == Q6) pair[j] ^= (j < 3 ? top << (4 - 2 * j) : top >> 2) & 0x00300030u;
+            }
+            return make_uint4(scaled(pair[0], pair[1], 0x5410, BASE, scale[0]), scaled(pair[2], pair[3], 0x5410, BASE, scale[0]),
+                              scaled(pair[0], pair[1], 0x7632, BASE, scale[0]), scaled(pair[2], pair[3], 0x7632, BASE, scale[0]));
+        }
+        return make_uint4(0, 0, 0, 0);
+    }
+
+    // The halves of a and b that `which` names, less `base`, times the scale.
+    __device__ __forceinline__ static u32 scaled(u32 a, u32 b, u32 which, float base, float scale) {
+        u32 both = __byte_perm(a, b, which);
+        return round2((as_float(both << 16) - base) * scale, (as_float(both & 0xffff0000u) - base) * scale);
     }
 };

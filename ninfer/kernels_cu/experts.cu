@@ -1,6 +1,7 @@
 // Mixture of experts for rows that are taken one by one (decode, verification).
 //
-// experts_route norms a row and takes its best experts; experts_up multiplies it by gate and up of those
+// experts_score norms a row, multiplies it by the router and takes its best experts (experts_route only takes
+// them, after any product); experts_up multiplies it by gate and up of those
 // experts and of the shared one; experts_down multiplies the products by their down matrices and adds
 // everything up, best expert first, then the shared one, then the residual.  Weights stream through
 // the stages of experts_stage.cuh; a row meets only its own experts, so its bits depend on nothing else.
@@ -21,53 +22,127 @@ constexpr int UP_WARPS = 8;
 constexpr int MOST = 16;      // experts of a row, at most
 constexpr int AHEAD = 4;      // stages of a warp under way at once
 
-// normed (rows, columns); experts, weights (rows, per_token), best first, NaN weights where a logit is not
-// finite; shared (rows,).  Rows of logits hold count >= per_token products of the router, rows of score one
-// of the shared gate.  Grid rows, 256 threads.
-extern "C" __global__ void __launch_bounds__(256) experts_route(bf16* normed, int* experts, float* weights,
-                                                               float* shared, const float* x, const bf16* norm,
-                                                               const float* logits, int logits_stride,
-                                                               const float* score, int score_stride, int columns,
-                                                               int count, int per_token, float eps) {
-    __shared__ float sums[8];
-    __shared__ u64 best[MOST], some[8 * MOST];
-    release_successor();
-    await_predecessor();
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (count + 7) / 8;
-    long long row = blockIdx.x, at = row * columns;
-    float squares = 0;
-    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
+struct Choice {
+    int* experts;    // (rows, per_token), best first
+    float* weights;  // (rows, per_token), NaN where a logit is not finite
+    float* shared;   // (rows,): the shared expert's gate
+    int count, per_token;
+};
+
+struct Best {
+    u64 best[MOST], some[8 * MOST];
+};
+
+// Take the best experts of a row of logits; all 256 threads.  Ends in the first thread's stores.
+__device__ __forceinline__ void choose(const Choice& to, Best& work, const float* logits, float score, long long row) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (to.count + 7) / 8, per_token = to.per_token;
     u64 keys[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int n = i * 32 + lane, e = warp * each + n;
-        keys[i] = n < each && e < count ? key_of(logits[row * logits_stride + e], e) : 0;
+        keys[i] = n < each && e < to.count ? key_of(__ldcg(logits + e), e) : 0;
     }
-    squares = warp_sum(squares);
-    if (lane == 0) sums[warp] = squares;
-    take_best_of_warp(keys, per_token, some + warp * per_token);
+    take_best_of_warp(keys, per_token, work.some + warp * per_token);
     __syncthreads();
-    if (warp == 0) {
+    if (warp) return;
 #pragma unroll
-        for (int i = 0; i < 4; i++) keys[i] = i * 32 + lane < 8 * per_token ? some[i * 32 + lane] : 0;
-        take_best_of_warp(keys, per_token, best);
-        __syncwarp();
+    for (int i = 0; i < 4; i++) keys[i] = i * 32 + lane < 8 * per_token ? work.some[i * 32 + lane] : 0;
+    take_best_of_warp(keys, per_token, work.best);
+    __syncwarp();
+    if (lane) return;
+    bool sound = work.best[0] != BAD;
+    float total = 0, top = value_of(work.best[0]);
+    for (int j = 0; j < per_token && sound; j++) total += expf(value_of(work.best[j]) - top);
+    for (int j = 0; j < per_token; j++) {
+        to.experts[row * per_token + j] = sound ? id_of(work.best[j]) : 0;
+        to.weights[row * per_token + j] = sound ? expf(value_of(work.best[j]) - top) / total : __int_as_float(0x7fffffff);
     }
+    to.shared[row] = 1.0f / (1.0f + expf(-score));
+}
+
+// The factor of a row's RMSNorm; all 256 threads.
+__device__ __forceinline__ float norm_factor(const float* x, int columns, float eps, float* sums) {
+    float squares = 0;
+    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[k], x[k], squares);
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+    __syncthreads();
     squares = 0;
     for (int w = 0; w < 8; w++) squares += sums[w];
-    float scale = rsqrtf(squares / static_cast<float>(columns) + eps);
+    return rsqrtf(squares / static_cast<float>(columns) + eps);
+}
+
+// normed (rows, columns) = (1 + w) RMSNorm(x), and each row's choice.  Rows of logits hold count products of
+// the router, rows of score one of the shared gate.  Grid rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) experts_route(bf16* normed, Choice to, const float* x,
+                                                               const bf16* norm, const float* logits,
+                                                               int logits_stride, const float* score,
+                                                               int score_stride, int columns, float eps) {
+    __shared__ float sums[8];
+    __shared__ Best work;
+    release_successor();
+    await_predecessor();
+    long long row = blockIdx.x, at = row * columns;
+    float factor = norm_factor(x + at, columns, eps, sums);
     for (int k = threadIdx.x; k < columns; k += 256)
-        normed[at + k] = __float2bfloat16(x[at + k] * scale * (1.0f + __bfloat162float(norm[k])));
-    if (threadIdx.x) return;
-    bool sound = best[0] != BAD;
-    float total = 0;
-    for (int j = 0; j < per_token && sound; j++) total += expf(value_of(best[j]) - value_of(best[0]));
-    for (int j = 0; j < per_token; j++) {
-        experts[row * per_token + j] = sound ? id_of(best[j]) : 0;
-        weights[row * per_token + j] =
-            sound ? expf(value_of(best[j]) - value_of(best[0])) / total : __int_as_float(0x7fffffff);
+        normed[at + k] = __float2bfloat16(x[at + k] * factor * (1.0f + __bfloat162float(norm[k])));
+    choose(to, work, logits + row * logits_stride, score[row * score_stride], row);
+}
+
+constexpr int FIRST = 2048;  // columns of a router row that a lane holds before the predecessor has ended
+
+__device__ __forceinline__ float dot8(const uint4& w, const float* n) {
+    float4 a = reinterpret_cast<const float4*>(n)[0], b = reinterpret_cast<const float4*>(n)[1];
+    float even = fmaf(bf16_float(w.x), a.x, fmaf(bf16_float(w.y), a.z, fmaf(bf16_float(w.z), b.x, bf16_float(w.w) * b.z)));
+    float odd = fmaf(as_float(w.x & 0xffff0000u), a.y, as_float(w.y & 0xffff0000u) * a.w);
+    return even + fmaf(as_float(w.z & 0xffff0000u), b.y, fmaf(as_float(w.w & 0xffff0000u), b.w, odd));
+}
+
+// Route in one launch, for bf16 routers: a warp a router row (row `count` is the shared gate's), and the block
+// that comes last of a row chooses.  logits (rows, count + 1) and counters (rows,), zero before and after, are
+// scratch.  columns % 8 == 0.  Grid (count / 8 + 1, rows), 256 threads, shared columns * 4 bytes.
+extern "C" __global__ void __launch_bounds__(256) experts_score(bf16* normed, Choice to, const float* x,
+                                                               const bf16* norm, const bf16* router,
+                                                               const bf16* gate, float* logits, u32* counters,
+                                                               int columns, float eps) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ float sums[8];
+    __shared__ Best work;
+    __shared__ bool last;
+    float* n = reinterpret_cast<float*>(memory);
+    int lane = threadIdx.x % 32, mine = blockIdx.x * 8 + threadIdx.x / 32;
+    long long row = blockIdx.y;
+    const bf16* weights = mine < to.count ? router + static_cast<long long>(mine) * columns : gate;
+    uint4 held[FIRST / 256];
+    release_successor();
+#pragma unroll
+    for (int i = 0; i < FIRST / 256; i++) {
+        int k = i * 256 + lane * 8;
+        held[i] = k < columns && mine <= to.count ? load_stream(weights + k) : make_uint4(0, 0, 0, 0);
     }
-    shared[row] = 1.0f / (1.0f + expf(-score[row * score_stride]));
+    await_predecessor();
+    x += row * columns;
+    float factor = norm_factor(x, columns, eps, sums), sum = 0;
+    for (int k = threadIdx.x; k < columns; k += 256) {
+        n[k] = x[k] * factor * (1.0f + __bfloat162float(norm[k]));
+        if (blockIdx.x == 0) normed[row * columns + k] = __float2bfloat16(n[k]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < FIRST / 256; i++)
+        if (i * 256 + lane * 8 < columns) sum += dot8(held[i], n + i * 256 + lane * 8);
+    for (int k = FIRST + lane * 8; k < columns && mine <= to.count; k += 256) sum += dot8(load_stream(weights + k), n + k);
+    sum = warp_sum(sum);
+    logits += row * (to.count + 1);
+    if (lane == 0 && mine <= to.count) logits[mine] = sum;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(counters + row, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    if (threadIdx.x == 0) counters[row] = 0;
+    choose(to, work, logits, __ldcg(logits + to.count), row);
 }
 
 // One row of bf16 into shared memory in the order in which codes of format F come; zero beyond `columns`.

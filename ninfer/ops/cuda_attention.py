@@ -23,7 +23,10 @@ from ninfer.ops.cuda_state import (
 )
 from ninfer.ops.verbs import Step
 
-WIDE_SHARED = (16 * 8 + 128) * 512  # what attend_prefill takes with eight warps
+
+def prompt_shared(warps: int, stages: int) -> int:
+    """Bytes of shared memory that attend_prefill takes."""
+    return (16 * warps + 128 * stages) * 512
 
 
 @attrs.define(eq=False)
@@ -133,16 +136,17 @@ class AttentionKernels:
         sequences: bytes,
         step: Step,
     ) -> None:
-        warps = 8 if self.shared_limit >= WIDE_SHARED else 4
+        fits = ((w, s) for w, s in ((8, 2), (8, 1), (4, 1)) if prompt_shared(w, s) <= self.shared_limit)
+        warps, stages = next(fits)
         heads, wide = self.shape.heads, None
         if self.pool.kind != "bf16":
             wide, pool, sequences = self._widened(pool, place, sequences, step)
             place = 0
-        self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps).launch(
+        self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps, STAGES=stages).launch(
             (heads, -(-step.rows // (16 * warps))),
             32 * warps,
             *(out, q, gate, gate.shape[1], pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
-            shared=(16 * warps + 128) * 512,
+            shared=prompt_shared(warps, stages),
         )
         del wide  # the launch above read it
 

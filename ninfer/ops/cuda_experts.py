@@ -121,12 +121,13 @@ def _room(columns: int, matrix: StoredMatrix, parts: int) -> tuple[int, int]:
 
 @attrs.define(eq=False)
 class Experts:
-    """Runs mixtures of experts."""
+    """Runs mixtures of experts; ``counters`` (rows,) u32 are zero."""
 
     library: Library
     take: Take
     shape: Shape
     products: Products
+    counters: DeviceArray
     dependent: bool = True
 
     def route(
@@ -142,17 +143,56 @@ class Experts:
         rows, columns = x.shape
         if not per_token <= min(MOST, router.rows) or router.rows > 1024:
             raise ValueError(f"route: {per_token} of {router.rows} experts")
-        logits, chance, strides = self._scores(Rows(x, norm, self.shape.eps), router, score, wide)
         normed, shared = self.take((rows, columns), "bf16"), self.take((rows,), "f32")
         experts, weights = self.take((rows, per_token), "i32"), self.take((rows, per_token), "f32")
-        self.library.get("experts.cu", "experts_route").launch(
-            rows,
+        parts = (experts, weights, shared)
+        choice = struct.pack("3Q2i", *(part.ptr for part in parts), router.rows, per_token)
+        if not wide and router.format == score.format == "bf16" and router.aligned and score.aligned:
+            self._score(normed, choice, x, norm, router, score)
+        else:
+            self._route(normed, choice, x, norm, router, score, wide)
+        return Routing(normed, experts, weights, shared)
+
+    def _score(
+        self,
+        normed: DeviceArray,
+        choice: bytes,
+        x: DeviceArray,
+        norm: DeviceArray,
+        router: StoredMatrix,
+        score: StoredMatrix,
+    ) -> None:
+        rows, columns = x.shape
+        if rows > self.counters.size:
+            raise ValueError(f"route: {rows} rows, counters for {self.counters.size}")
+        logits = self.take((rows, router.rows + 1), "f32")
+        rule, gate = (DeviceArray(m.codes, (m.rows, m.columns), "bf16", m.owner) for m in (router, score))
+        self.library.get("experts.cu", "experts_score").launch(
+            (router.rows // 8 + 1, rows),
             256,
-            *(normed, experts, weights, shared, x, norm, logits, strides[0], chance, strides[1]),
-            *(columns, router.rows, per_token, self.shape.eps),
+            *(normed, choice, x, norm, rule, gate, logits, self.counters, columns, self.shape.eps),
+            shared=columns * 4,
             dependent=self.dependent,
         )
-        return Routing(normed, experts, weights, shared)
+
+    def _route(
+        self,
+        normed: DeviceArray,
+        choice: bytes,
+        x: DeviceArray,
+        norm: DeviceArray,
+        router: StoredMatrix,
+        score: StoredMatrix,
+        wide: bool,
+    ) -> None:
+        logits, chance, strides = self._scores(Rows(x, norm, self.shape.eps), router, score, wide)
+        self.library.get("experts.cu", "experts_route").launch(
+            x.shape[0],
+            256,
+            *(normed, choice, x, norm, logits, strides[0], chance, strides[1]),
+            *(x.shape[1], self.shape.eps),
+            dependent=self.dependent,
+        )
 
     def _scores(
         self, x: Rows, router: StoredMatrix, score: StoredMatrix, wide: bool

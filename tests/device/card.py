@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -57,10 +59,16 @@ class Bench:
         return self.card.read(array, np.empty(array.shape, DTYPES[array.kind]))
 
 
+def kernel_pack() -> Path | None:
+    """The kernels to use instead of compiling: the folder that NINFER_TEST_KERNELS names."""
+    name = os.environ.get("NINFER_TEST_KERNELS")
+    return Path(name) if name else None
+
+
 @functools.cache
 def bench() -> Bench:
     """The one card of the process."""
-    card = open_card()
+    card = open_card(pack=kernel_pack())
     nbytes = 24 << 30
     block = RawBlock.allocate(nbytes, "tests")
     region = Region(block.ptr, nbytes)

@@ -28,6 +28,7 @@ from ninfer.runtime.cuda_build import Machine, Sizes, assemble, rehearse, warm
 from ninfer.runtime.cuda_card import open_card
 from ninfer.runtime.cuda_transfers import CupyTransfers
 from ninfer.runtime.graphs import capture
+from tests.device.card import kernel_pack
 
 
 @attrs.define(eq=False)
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     began = time.perf_counter()
-    card = open_card()
+    card = open_card(pack=kernel_pack())
     config = SHAPES[args.shape]()
     if args.layers:
         config = attrs.evolve(config, layer_kinds=config.layer_kinds[: args.layers])
@@ -146,7 +147,7 @@ def report(program: Any, tables: Any, context: int, batch: int) -> None:
             began = time.perf_counter()
     assert last is not None
     last()
-    wall = (time.perf_counter() - began) / 30
+    wall = (time.perf_counter() - began) / 31
     print(
         f"decode ctx {context} batch {batch}: device {statistics.median(device) * 1e3:.3f} ms, "
         f"wall {wall * 1e3:.3f} ms, {batch / wall:.1f} tok/s, host {statistics.median(host) * 1e3:.3f} ms",

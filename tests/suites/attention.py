@@ -167,6 +167,17 @@ def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str) -> 
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
 
+@pytest.mark.parametrize("limit", [99 << 10, 163 << 10])
+def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed, limit: int) -> None:
+    found = []
+    for shared in (bed.machine.shared_bytes, limit):
+        layer = Layer(bed, "bf16", 2, 1, 192, 1, 5)
+        layer.run.shared_limit = shared
+        layer.advance("prefill", [0], [30], layer.rows(30))
+        found.append(layer.advance("prefill", [0], [150], layer.rows(150))[0])
+    assert (found[0] == found[1]).all()
+
+
 def test_keys_below_the_first_are_never_read(bed: Bed) -> None:
     layer = Layer(bed, "bf16", 2, 1, 128, 1, 6)
     out, want = layer.advance("prefill", [0], [70], layer.rows(70), first=1)
