@@ -83,6 +83,8 @@ class CudaDriver:
         self._attribute = _Attribute(PROGRAMMATIC_SERIALIZATION, 0)
         self._attribute.value[0] = 1
         self._config = _Config()
+        self._config.attributes = ctypes.pointer(self._attribute)
+        self._reference = ctypes.byref(self._config)
         self._launch = self._lib.cuLaunchKernelEx
 
     def check(self, call: str, code: int) -> None:
@@ -127,6 +129,5 @@ class CudaDriver:
         config.block[:] = (block, 1, 1)
         config.shared = shared
         config.stream = stream
-        config.attributes = ctypes.pointer(self._attribute)
         config.count = 1 if dependent else 0
-        self.check("cuLaunchKernelEx", self._launch(ctypes.byref(config), function, arguments, None))
+        self.check("cuLaunchKernelEx", self._launch(self._reference, function, arguments, None))

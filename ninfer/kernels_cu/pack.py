@@ -11,6 +11,7 @@ sets once; a graph is captured by capturing that stream.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import struct
 from collections.abc import Mapping
@@ -31,16 +32,27 @@ _CODES = {"i32": "i", "u32": "I", "f32": "f", "u64": "Q", "i64": "q"}
 DEFAULT_SHARED = 48 << 10
 
 
+_POINTER = struct.Struct("Q")
+_SCALARS = {kind: struct.Struct(code) for kind, code in _CODES.items()}
+
+
 @attrs.define(eq=False)
 class Kernel:
-    """One loaded kernel of one variant."""
+    """One loaded kernel of one variant.
+
+    Arguments are written into one buffer that lives as long as the kernel, since the driver copies them
+    before a launch returns; so a kernel is launched from one thread.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     function: Any
     library: Library
     _allowed: int = DEFAULT_SHARED
-    _slots: list[Any] = attrs.field(factory=list)
+    _places: list[int] = attrs.field(factory=list)
+    _sizes: list[int] = attrs.field(factory=list)
+    _buffer: Any = None
+    _pointers: Any = None
 
     def launch(
         self,
@@ -59,44 +71,51 @@ class Kernel:
         x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
         if not x * y * z:
             return
+        library = self.library
         if shared > self._allowed:
-            self.library.driver.allow_shared(self.function, shared)
+            library.driver.allow_shared(self.function, shared)
             self._allowed = shared
-        packed = self._pack(arguments)
-        dependent = dependent and self.library.dependent_launches
-        self.library.driver.launch(
-            self.function, (x, y, z), block, shared, self.library.stream, packed, dependent
+        self._write(arguments)
+        dependent = dependent and library.dependent_launches
+        library.driver.launch(
+            self.function, (x, y, z), block, shared, library.stream, self._pointers, dependent
         )
-        self.library.launches += 1
+        library.launches += 1
 
-    def _pack(self, arguments: tuple[Argument, ...]) -> Any:
+    def _lay_out(self, arguments: tuple[Argument, ...]) -> None:
         if len(arguments) != len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
-        cells = [
-            ctypes.create_string_buffer(_encode(self.name, parameter, value))
-            for parameter, value in zip(self.parameters, arguments, strict=True)
-        ]
-        self._slots = cells  # alive until the next launch; the driver copies them before it returns
-        return (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
+        self._sizes = [len(value) if isinstance(value, bytes) else 8 for value in arguments]
+        ends = list(itertools.accumulate((size + 15) // 16 * 16 for size in self._sizes))
+        self._places = [0, *ends[:-1]]
+        raw = ctypes.create_string_buffer(max(16, *ends, 16))
+        self._buffer, base = memoryview(raw).cast("B"), ctypes.addressof(raw)
+        self._pointers = (ctypes.c_void_p * len(ends))(*[base + place for place in self._places])
 
+    def _write(self, arguments: tuple[Argument, ...]) -> None:
+        if len(arguments) != len(self._places) or self._buffer is None:
+            self._lay_out(arguments)
+        buffer = self._buffer
+        for parameter, place, size, value in zip(
+            self.parameters, self._places, self._sizes, arguments, strict=True
+        ):
+            wanted = parameter.kind
+            if type(value) is DeviceArray:
+                if wanted[:-1] != value.kind and wanted != "any*":
+                    raise self._unlike(parameter, value)
+                _POINTER.pack_into(buffer, place, value.ptr)
+            elif wanted in _SCALARS and isinstance(value, (int, float) if wanted == "f32" else int):
+                _SCALARS[wanted].pack_into(buffer, place, value)
+            elif value is None and wanted[-1] == "*":
+                _POINTER.pack_into(buffer, place, 0)
+            elif wanted == "struct" and isinstance(value, bytes) and len(value) == size:
+                buffer[place : place + size] = value
+            else:
+                raise self._unlike(parameter, value)
 
-def _encode(kernel: str, parameter: Parameter, value: Argument) -> bytes:
-    kind = parameter.kind
-    if kind.endswith("*"):
-        if value is None:
-            return struct.pack("Q", 0)
-        if isinstance(value, DeviceArray) and kind in ("any*", f"{value.kind}*"):
-            return struct.pack("Q", value.ptr)
-    elif kind == "struct":
-        if isinstance(value, bytes):
-            return value
-    elif kind == "f32":
-        if isinstance(value, (int, float)):
-            return struct.pack("f", value)
-    elif isinstance(value, int):
-        return struct.pack(_CODES[kind], value)
-    got = f"{value.kind}*" if isinstance(value, DeviceArray) else type(value).__name__
-    raise TypeError(f"{kernel}: {parameter.name} is {kind}, got {got}")
+    def _unlike(self, parameter: Parameter, value: Argument) -> TypeError:
+        got = f"{value.kind}*" if isinstance(value, DeviceArray) else type(value).__name__
+        return TypeError(f"{self.name}: {parameter.name} is {parameter.kind}, got {got}")
 
 
 @attrs.define(eq=False)

@@ -25,6 +25,7 @@ TUNED_ROWS = 2048
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANS_A, _PREF_WORKSPACE, _PREF_REDUCTION = 3, 1, 3
 _TYPES = {"bf16": _R_16BF, "f32": _R_32F}
+_ONE, _ZERO = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
 
 
 class _Choice(ctypes.Structure):
@@ -92,12 +93,12 @@ class CublasLt:
         algorithm = self._algorithm(width, columns, out.kind, add is not None)
         left, right = self._layout(_R_16BF, columns, width), self._layout(_R_16BF, columns, rows)
         result = self._layout(_TYPES[out.kind], width, rows)
-        one, beta = ctypes.c_float(1), ctypes.c_float(0 if add is None else 1)
         self._do(
             "Matmul", self._handle, self._product,
-            ctypes.byref(one), ctypes.c_void_p(w.ptr), left, ctypes.c_void_p(x.ptr), right,
-            ctypes.byref(beta), ctypes.c_void_p((add or out).ptr), result, ctypes.c_void_p(out.ptr), result,
-            algorithm, ctypes.c_void_p(self.workspace.ptr), ctypes.c_size_t(self.workspace.nbytes),
+            _ONE, ctypes.c_void_p(w.ptr), left, ctypes.c_void_p(x.ptr), right,
+            _ZERO if add is None else _ONE, ctypes.c_void_p((add or out).ptr), result,
+            ctypes.c_void_p(out.ptr), result, algorithm,
+            ctypes.c_void_p(self.workspace.ptr), ctypes.c_size_t(self.workspace.nbytes),
             ctypes.c_void_p(self.stream),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ parameters are rows of it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from ninfer.runtime.arena import aligned
 Bytes = NDArray[np.uint8]
 Take = Callable[[tuple[int, ...], str], DeviceArray]
 CHUNK_BYTES = 64 << 20
-COPIERS = 8
+COPIERS = max(1, min(16, os.cpu_count() or 1))
 _FLOAT32 = ("/a_log", "/dt_bias")
 _KINDS = {"bf16": "bf16", "fp32": "f32"}
 

@@ -135,7 +135,8 @@ def test_bundled_model_loads_as_the_model_asks(fixtures: Path):
             assert decoder.final_norm.kind == "bf16" and decoder.final_norm.shape == norm.shape
 
 
-def test_copies_are_cut_for_every_thread_and_cover_everything():
+def test_copies_are_cut_for_every_thread_and_cover_everything(monkeypatch):
+    monkeypatch.setattr("ninfer.runtime.cuda_weights.COPIERS", 8)
     source = np.arange(5 << 20, dtype=np.uint8)
     target = np.zeros_like(source)
     cut = list(slices(target, source))
