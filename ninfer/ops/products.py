@@ -1,6 +1,6 @@
 """Every product with a stored matrix: picks the kernel by how many rows there are and how they must agree.
 
-Three routes.  ``narrow`` streams the weights for up to eight rows at a time (decode, verification); ``wide``
+Three routes: one streams the weights for up to eight rows at a time (decode, verification); ``wide``
 widens the matrix to bf16 scratch and calls cuBLAS (prefill); odd shapes take the plain kernels.
 Each route gives a row the same bits whatever the other rows are.
 
