@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import attrs
@@ -25,8 +25,8 @@ from ninfer.http.routes import build_router
 from ninfer.http.server import Server
 from ninfer.http.site import Site
 from ninfer.observe.jsonl import RequestLog
-from ninfer.observe.metrics import Metrics
-from ninfer.observe.published import Identity, samples, stats_object
+from ninfer.observe.metrics import Metrics, Sample
+from ninfer.observe.published import Identity, media_samples, samples, stats_object
 from ninfer.observe.records import Records
 from ninfer.observe.requests import Ledger, Shape
 from ninfer.observe.throughput import Throughput
@@ -90,7 +90,7 @@ def assemble(
     identity = Identity(
         card.id, ports.now(), device.geometry.lanes, card.max_context, drafter or "none", window
     )
-    metrics = Metrics(lambda: samples(engine.stats(), identity, engine.failure is None))
+    metrics = Metrics(partial(_samples, engine, identity, media))
     ledger = Ledger(records, log, metrics, engine.clock, _status, (drafter, window))
     service = ServerService(
         card=card,
@@ -154,6 +154,12 @@ def build_site(
         patience=options.patience,
         wall_clock=ports.now,
     )
+
+
+def _samples(engine: Engine, identity: Identity, media: MediaDoor | None) -> Iterator[Sample]:
+    yield from samples(engine.stats(), identity, engine.failure is None)
+    if media is not None:
+        yield from media_samples(media.statistics())
 
 
 def preset_of(architecture: str) -> presets.Preset:

@@ -32,7 +32,7 @@ from ninfer.output.deltas import ToolParse
 from ninfer.output.toolcalls import ToolStream
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
-from ninfer.prompt.prepared import Preparation, Prepared
+from ninfer.prompt.prepared import MediaStatistics, Preparation, Prepared
 from ninfer.protocols.service import Ask, Generation, ModelCard
 from ninfer.settings import GenerationDefaults, SamplingOverrides
 
@@ -83,6 +83,9 @@ class MediaDoor(Protocol):
         self, conversation: Conversation, costs: Preparation
     ) -> AbstractAsyncContextManager[list[MediaItem]]:
         """Fetch and prepare a conversation's media, held for the block.  Raises ``Refused``."""
+
+    def statistics(self) -> MediaStatistics:
+        """Take the counts of this moment."""
 
 
 class FrontEnd(Protocol):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from ninfer.faults import Broken
+from ninfer.prompt.prepared import MediaStatistics
 
 
 @attrs.define(eq=False)
@@ -25,17 +26,6 @@ class Entry:
     size: int
     refs: int = 0
     value: object = None
-
-
-@attrs.frozen
-class MediaStatistics:
-    """Bytes and counts of this moment; hits and misses since start."""
-
-    live_bytes: int
-    cached_bytes: int
-    entries: int
-    hits: int
-    misses: int
 
 
 @attrs.define(eq=False)
@@ -83,7 +73,7 @@ class Account:
     def statistics(self) -> MediaStatistics:
         """Take the counts of this moment."""
         entries = len(self._held) + len(self._idle)
-        return MediaStatistics(self.live, self.cached, entries, self.hits, self.misses)
+        return MediaStatistics(self.live, self.cached, self.limit, entries, self.hits, self.misses)
 
     def check(self) -> None:
         """Raise ``Broken`` unless the bytes are those of the entries, within the limits."""

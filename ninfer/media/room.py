@@ -31,7 +31,7 @@ from ninfer.media.sources import Purse, is_data_uri, read_data_uri, weigh_data_u
 from ninfer.media.tasks import Turnstile, together
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
-from ninfer.prompt.prepared import Preparation
+from ninfer.prompt.prepared import MediaStatistics, Preparation
 
 T = TypeVar("T")
 MAX_PATCHES = 131_072  # of one request: what the tower's workspace is planned for
@@ -98,6 +98,10 @@ class MediaRoom:
         parts = [p for m in conversation.messages for p in m.parts if isinstance(p, MediaPart)]
         with ExitStack() as held:
             yield await self._prepared(parts, costs, held) if parts else []
+
+    def statistics(self) -> MediaStatistics:
+        """Take the counts of this moment."""
+        return self.account.statistics()
 
     async def _prepared(
         self, parts: list[MediaPart], costs: Preparation, held: ExitStack

@@ -13,6 +13,7 @@ import attrs
 
 from ninfer.engine.stats import Counters, Phase, Statistics
 from ninfer.observe.metrics import Sample
+from ninfer.prompt.prepared import MediaStatistics
 
 
 @attrs.frozen
@@ -75,6 +76,15 @@ def samples(stats: Statistics, identity: Identity, ready: bool) -> Iterator[Samp
         yield Sample(name, text, getattr(stats.counters, attribute), counter=True)
     yield from _host_work(stats.counters)
     yield from _transfers(stats.counters)
+
+
+def media_samples(media: MediaStatistics) -> Iterator[Sample]:
+    """Yield the samples of a server with vision."""
+    yield Sample("media_live_bytes", "Prepared media in use or kept for later.", media.live_bytes)
+    yield Sample("media_cached_bytes", "Of these, kept for later only.", media.cached_bytes)
+    yield Sample("media_capacity_bytes", "Prepared media that may be alive.", media.capacity_bytes)
+    yield Sample("media_cache_hits", "Media found prepared.", media.hits, counter=True)
+    yield Sample("media_cache_misses", "Media that had to be prepared.", media.misses, counter=True)
 
 
 def _pools(stats: Statistics) -> Iterator[Sample]:

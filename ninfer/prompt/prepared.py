@@ -78,6 +78,18 @@ class Preparation:
 
 
 @attrs.frozen
+class MediaStatistics:
+    """Prepared media of this moment in bytes and payloads; hits and misses count since start."""
+
+    live_bytes: int  # in use or kept for later
+    cached_bytes: int  # kept for later only
+    capacity_bytes: int
+    entries: int
+    hits: int
+    misses: int
+
+
+@attrs.frozen
 class Prepared:
     """A tokenised prompt, ready for admission."""
 

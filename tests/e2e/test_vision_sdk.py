@@ -385,3 +385,16 @@ def test_sixteen_requests_with_eight_large_pictures_finish_in_memory_for_two(
         thread.join()
     assert len(answers) == 16 and all(answers.values())
     assert all(answers[n] == answers[n + 8] for n in range(8))
+    told = media_gauges(seeing)
+    assert told["live_bytes"] == told["cached_bytes"] <= 3 << 20 and told["capacity_bytes"] == 4 << 20
+
+
+def media_gauges(server: Live) -> dict[str, float]:
+    """What the server tells of its media memory, once nobody uses any."""
+    for _ in range(50):
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        pairs = [line.split() for line in lines if line.startswith("ninfer_media_")]
+        found = {name.removeprefix("ninfer_media_"): float(value) for name, value in pairs}
+        if found["live_bytes"] == found["cached_bytes"]:
+            break
+    return found
