@@ -105,11 +105,12 @@ __device__ __forceinline__ float4 gated_norm(const float4& o, const float4& w, c
                        o.w * f * w.w * silu(z.w));
 }
 
-__device__ __forceinline__ float4 load4(const bf16* p) {
-    uint2 raw = *reinterpret_cast<const uint2*>(p);
+__device__ __forceinline__ float4 wide4(const uint2& raw) {
     return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
                        __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
 }
+
+__device__ __forceinline__ float4 load4(const bf16* p) { return wide4(*reinterpret_cast<const uint2*>(p)); }
 
 __device__ __forceinline__ void store4(bf16* p, const float4& v) {
     __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);

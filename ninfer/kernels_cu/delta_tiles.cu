@@ -58,24 +58,22 @@ extern "C" __global__ void __launch_bounds__(128) tiles_prepare(bf16* q, bf16* k
         w[0][j] = tap.x, w[1][j] = tap.y, w[2][j] = tap.z, w[3][j] = tap.w;
     }
     int first = frontiers[0], begin = static_cast<int>(blockIdx.x) * SPAN - first % TILE;
-    auto raw = [&](int row) {
-        if (row >= count || row < 1 - TAPS) return make_float4(0, 0, 0, 0);
-        return row >= 0 ? load4(x + static_cast<long long>(row) * stride)
-                        : load4(ring + ((first + row + TAPS) % TAPS) * channels);
-    };
-    float4 past[TAPS] = {raw(begin - 3), raw(begin - 2), raw(begin - 1), {}};
+    uint2 raw[SPAN + TAPS - 1];  // all loads first
+#pragma unroll
+    for (int i = 0; i < SPAN + TAPS - 1; i++) {
+        int row = begin + i - (TAPS - 1);
+        const bf16* at = row >= 0 ? x + static_cast<long long>(row) * stride : ring + ((first + row + TAPS) % TAPS) * channels;
+        raw[i] = row < count && row > -TAPS ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
+    }
+#pragma unroll
     for (int i = 0; i < SPAN; i++) {
-        int row = begin + i;
-        past[3] = raw(row);
-        float4 y = make_float4(convolve(w[0], past[0].x, past[1].x, past[2].x, past[3].x),
-                               convolve(w[1], past[0].y, past[1].y, past[2].y, past[3].y),
-                               convolve(w[2], past[0].z, past[1].z, past[2].z, past[3].z),
-                               convolve(w[3], past[0].w, past[1].w, past[2].w, past[3].w));
+        float4 a = wide4(raw[i]), b = wide4(raw[i + 1]), c = wide4(raw[i + 2]), d = wide4(raw[i + 3]);
+        float4 y = make_float4(convolve(w[0], a.x, b.x, c.x, d.x), convolve(w[1], a.y, b.y, c.y, d.y),
+                               convolve(w[2], a.z, b.z, c.z, d.z), convolve(w[3], a.w, b.w, c.w, d.w));
         if (kind == 0) y = y * query_factor(y);
         if (kind == 1) y = y * key_factor(y);
-        if (row < 0 || row >= count) y = make_float4(0, 0, 0, 0);
+        if (begin + i < 0 || begin + i >= count) y = make_float4(0, 0, 0, 0);
         store4(cell<HEAD>(out, blockIdx.x * SPAN % TILE + i, lane / 2) + lane % 2 * 4, y);
-        past[0] = past[1], past[1] = past[2], past[2] = past[3];
     }
     if (kind == 2 && lane < SPAN) {
         int row = begin + lane, at = row * in.gate_stride + head;
