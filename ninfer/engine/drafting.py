@@ -1,8 +1,9 @@
 """How many tokens to draft in the next round: as asked, or what has paid best lately.
 
-Owns the running estimates (acceptance by request and overall, device seconds by batch and width).
-Promises that a round never drafts beyond what the request may still say, nor beyond the thinking
-budget, and that estimates change no greedy text, only its speed.
+Owns the running estimates (acceptance by request and overall, device seconds by batch and width) and the
+account of what drafting has lost.  Promises that a round never drafts beyond what the request may still
+say, nor beyond the thinking budget, that estimates change no greedy text, only its speed, and that
+automatic drafting stops while it has lost more than ``PATIENCE`` of the time against plain steps.
 
 The one thing a reader would get wrong: all rows of a batch ask for the same width, because the batch
 costs what its widest row costs; a row near its limit then asks for less.
@@ -19,6 +20,8 @@ from ninfer.engine.sequence import Sequence
 MEMORY = 0.9  # weight of the past in running means
 SLOPE = 0.08  # what one more draft is taken to add to a round's cost before it has been measured
 LOOK_AROUND = 48  # every so many rounds a neighbouring width is tried
+PATIENCE = 0.015  # share of the time of late rounds that drafting may lose before it has to pause
+FORGET = 0.998  # weight of the past in that account
 
 
 @attrs.define(eq=False)
@@ -30,15 +33,20 @@ class Drafting:
     acceptance: float = 0.7
     rounds: int = 0
     _cost: dict[tuple[int, int], float] = attrs.field(factory=dict)  # (batch, width) -> seconds
+    _spent: float = 0.0  # seconds of late rounds
+    _lost: float = 0.0  # of these, what plain steps would have saved
 
     def width(self, rows: Rows[Sequence]) -> int:
         """Choose the width of the next round of these rows."""
         if not self.auto or not rows:
             return self.widest
         self.rounds += 1
-        best = max(range(self.widest + 1), key=lambda width: self._yield(rows, width))
+        widest = self._tried(len(rows))
+        if self._lost > PATIENCE * self._spent:
+            return 0
+        best = max(range(widest + 1), key=lambda width: self._yield(rows, width))
         if self.rounds % LOOK_AROUND == 0:
-            return min(best + 1, self.widest)
+            return min(best + 1, widest)
         if self.rounds % LOOK_AROUND == LOOK_AROUND // 2:
             return max(best - 1, 0)
         return best
@@ -61,6 +69,19 @@ class Drafting:
         key = len(rows), max(drafted, default=0)
         if seconds > 0:
             self._cost[key] = _mean(self._cost.get(key, seconds), seconds)
+            self._account(key, sum(accepted) + len(rows))
+
+    def _account(self, key: tuple[int, int], tokens: int) -> None:
+        """Book what a round cost beyond the plain steps that would have said as much."""
+        batch, plain = key[0], self._cost.get((key[0], 0))
+        lost = 0.0 if plain is None else self._cost[key] - plain * tokens / batch
+        self._spent = FORGET * self._spent + self._cost[key]
+        self._lost = max(FORGET * self._lost + lost, 0.0)
+
+    def _tried(self, batch: int) -> int:
+        """Return the widest width worth a look: plain steps first, then one wider than was measured."""
+        widths = [width for size, width in self._cost if size == batch]
+        return min(max(widths, default=-1) + 1, self.widest)
 
     def _of(self, seq: Sequence) -> float:
         return self.acceptance if seq.acceptance is None else seq.acceptance
