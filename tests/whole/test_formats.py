@@ -18,7 +18,8 @@ LAYERS = 2  # of the bundled model; the MTP layer adds one
 @pytest.mark.parametrize("name", KV_DTYPES)
 async def test_each_format_answers_over_http(autojump_clock: Any, name: str) -> None:
     async with model(kv_dtype=name) as world:
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40}
+        question = {"role": "user", "content": "What is the capital of France?"}
+        body = {"messages": [question], "max_tokens": 40}
         first, again = await ask(world, body), await ask(world, body)
         assert "Paris" in first["choices"][0]["message"]["content"]
         assert first["choices"][0]["message"] == again["choices"][0]["message"]
