@@ -32,7 +32,6 @@ from ninfer.ops.vision_verbs import Affine, Linear, Patches
 ROWS = 16_384  # patches that products take at once
 SENT_ROWS = 4_096  # patches that one copy to the device takes
 HEAD_DIM, WIDEST = 72, 2_048
-STAGES_BYTES = 3 * 2 * 64 * HEAD_DIM * 2  # tiles of keys and values that vision_attend holds
 _LOG2E = 1.4426950408889634
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -166,7 +165,7 @@ class CudaVision:
         self._launch("vision_rotate", -(-q.rows // 8), 288, qkv, place, q.rows, heads, scale)
         grid = (-(-size // 128), heads, shape.time)
         kernel = self.library.get("vision_attend.cu", "vision_attend")
-        kernel.launch(grid, 128, qkv, size, heads, shared=STAGES_BYTES, dependent=self.dependent)
+        kernel.launch(grid, 128, qkv, size, heads, dependent=self.dependent)
         return q
 
     def normed_gelu(self, x: DeviceArray, norm: Affine, linear: Linear) -> Deferred:
