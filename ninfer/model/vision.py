@@ -49,11 +49,16 @@ def encode(verbs: VisionVerbs, tower: Tower, pixels: Array, shape: Patches) -> A
 def read(verbs: VisionVerbs, tower: Tower, x: Array, shape: Patches) -> Array:
     """Turn embedded patches into feature rows: everything that needs no pixels."""
     for w in tower.blocks:
-        q, k, v = verbs.normed(x, w.norm1, (w.query, w.key, w.value))
-        x = verbs.linear_add(verbs.see(q, k, v, tower.config.heads, shape), w.output, x)
+        x = _look(verbs, w, x, tower.config.heads, shape)
         x = verbs.linear_add(verbs.normed_gelu(x, w.norm2, w.fc1), w.fc2, x)
     joined = verbs.merge(x, tower.merger_norm, shape)
     return verbs.linear(verbs.linear_gelu(joined, tower.merger_fc1), tower.merger_fc2)
+
+
+def _look(verbs: VisionVerbs, w: Block, x: Array, heads: int, shape: Patches) -> Array:
+    """The half of a block that attends; a function of its own, so that its arrays end with it."""
+    q, k, v = verbs.normed(x, w.norm1, (w.query, w.key, w.value))
+    return verbs.linear_add(verbs.see(q, k, v, heads, shape), w.output, x)
 
 
 def load_tower(loader: Loader, config: VisionConfig) -> Tower:
