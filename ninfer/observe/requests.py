@@ -189,6 +189,8 @@ class RequestWatch:
         backend, _ = self.ledger.speculation
         line = lines.done(self.number, self.shape.protocol, end, self._budget, backend)
         self.ledger.records.info(line)
+        if end.summary.miss_reason is not None:
+            self.ledger.records.debug(f"req#{self.number} prefix | {end.summary.miss_reason}")
         if tools.fallback != "none":
             self.ledger.records.warning(
                 f"req#{self.number} tool markup returned as text | {tools.fallback}"
