@@ -8,6 +8,7 @@
 //
 //: variants WARPS 4 8
 //: variants STAGES 1 2
+//: spills attend_prefill 128
 #include "pages.cuh"
 #include "ptx.cuh"
 

@@ -10,7 +10,6 @@
 // ended, so nothing can be fetched before await_predecessor().
 //
 // A spill is allowed: 17 warps of one block leave 120 registers; sm_120 wants a few more.
-//: spills experts_down 32
 //: spills experts_down 96
 //: spills experts_up 64
 #include "bank.cuh"

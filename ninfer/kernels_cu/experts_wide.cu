@@ -8,7 +8,6 @@
 // one thread holds both halves of a SwiGLU.
 //
 // A spill is allowed: one address of the widest format.
-//: spills experts_up_wide 16
 //: spills experts_down_wide 16
 //: variants BM 32 64 128
 //: spills experts_up_wide 32

@@ -16,6 +16,12 @@ import pytest
 from ninfer.faults import StartupError
 from ninfer.kernels_cu import build, source
 
+WHOLE = (
+    "sm_80",
+    "sm_90",
+    "sm_90a",
+    "sm_120",
+)  # others compile the first and the last variant of each source
 CASES = [(name, arch) for name in source.names() for arch in source.load(name).architectures]
 
 
@@ -42,7 +48,7 @@ def compiler() -> None:
 @pytest.mark.parametrize("name, arch", CASES)
 def test_kernels_compile_without_unplanned_spills(name: str, arch: str) -> None:
     loaded = source.load(name)
-    for variant in loaded.variants:
+    for variant in loaded.variants if arch in WHOLE else {loaded.variants[0], loaded.variants[-1]}:
         found = usage(name, arch, dict(variant))
         assert set(found) == set(loaded.signatures)
         spilled = {kernel: spills for kernel, (_, spills) in found.items() if spills}
