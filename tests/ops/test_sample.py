@@ -218,8 +218,39 @@ def test_speculative_sampling_keeps_the_target_distribution(sampling: Sampling) 
     stands, other = sampler.speculate(
         found, drafts, numbers(1, Purpose.ACCEPT), numbers(1, Purpose.CORRECT)
     )
-    published = np.bincount(np.where(stands, drafts, other), minlength=10)
-    expected = np.array([target.get(token, 0.0) for token in range(10)]) * ROUNDS
+    fits(np.where(stands, drafts, other), target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [HOT, Sampling(temperature=0.7, top_p=0.9, min_p=0.02)])
+def test_corrections_and_bonus_tokens_keep_their_distributions(sampling: Sampling) -> None:
+    """Of rounds with one draft: what replaces a rejected one, and what follows an accepted one."""
+    first, second = (
+        np.random.default_rng(n).standard_normal((1, 10)).astype(np.float32) * 1.5 for n in (5, 6)
+    )
+    draft = int(first[0].argmax())
+    found = sampler.distribution(np.repeat(first, ROUNDS, axis=0), [sampling] * ROUNDS)
+    stands, other = sampler.speculate(
+        found,
+        np.full(ROUNDS, draft, np.int32),
+        numbers(2, Purpose.ACCEPT),
+        numbers(2, Purpose.CORRECT),
+    )
+    bonus = sampler.sample(
+        np.repeat(second, ROUNDS, axis=0), [sampling] * ROUNDS, numbers(2, Purpose.BONUS).tolist()
+    )
+    stood = stands.astype(bool)
+    target = chances(first, sampling)
+    rest = {token: chance / (1 - target[draft]) for token, chance in target.items() if token != draft}
+    fits(other[~stood], rest)
+    fits(bonus[stood], chances(second, sampling))
+    assert stood.mean() == pytest.approx(target[draft], abs=0.006)
+
+
+def fits(tokens: np.ndarray, target: dict[int, float]) -> None:
+    """Chi-square of drawn tokens against their chances."""
+    published = np.bincount(tokens, minlength=10)
+    expected = np.array([target.get(token, 0.0) for token in range(10)]) * len(tokens)
     assert published[expected == 0].sum() == 0
     live = expected > 0
     assert ((published - expected)[live] ** 2 / expected[live]).sum() < CRITICAL

@@ -23,6 +23,7 @@ from ninfer.app import Application, Model, Ports, assemble
 from ninfer.artifact import open_artifact
 from ninfer.engine.device import Device
 from ninfer.frontend import ArtifactFront, build_front
+from ninfer.media.room import MediaRoom
 from ninfer.observe.jsonl import RequestLog
 from ninfer.observe.records import Records
 from ninfer.protocols.dialect import RunBlocking
@@ -168,6 +169,8 @@ async def serving(
     device: Device | None = None,
     options: ServeOptions | None = None,
     run_blocking: RunBlocking = inline,
+    front: ArtifactFront | None = None,
+    media: MediaRoom | None = None,
 ) -> AsyncIterator[World]:
     """Run a server to the end of the block; afterwards everything must have come back."""
     device = device or FakeDevice(geometry(), voice=Says("hello there"))
@@ -178,11 +181,12 @@ async def serving(
     app = assemble(
         options,
         Model("tiny", "Qwen3_5ForCausalLM"),
-        bundled_front(),
+        front or bundled_front(),
         device,
         records,
         RequestLog(journal, "serve-1-1", lambda: 0.0, records.warning),
         Ports(run_blocking, lambda: next(numbers), anyio.current_time),
+        media,
     )
     doors = Doors()
     world = World(app, device, doors, stderr, journal)
