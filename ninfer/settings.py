@@ -117,7 +117,7 @@ class MediaOptions:
     stall_seconds: float = 5.0
     redirects: int = 5
     pixels: int = 64_000_000  # of one picture or frame
-    video_pixels: int = 1_000_000_000  # of an animation's frames
+    video_pixels: int = 500_000_000  # of an animation's frames
     container_pixels: int = 20_000_000_000  # of a video container's frames
     frames: int = 20_000  # of a video
     decoding_pixels: int = 128_000_000  # of all pictures being decoded at one time

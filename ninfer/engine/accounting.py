@@ -27,6 +27,7 @@ def count(counters: Counters, flight: Flight, result: Result, geometry: Geometry
     """Count a unit that has run."""
     if isinstance(flight.unit, Prefill):
         _count_feed(counters, flight, len(flight.unit.ids))
+        flight.rows[0].tally.vision_seconds += result.vision_seconds
     elif isinstance(flight.unit, Decode):
         _count_decode(counters, flight, result)
     else:

@@ -177,10 +177,11 @@ class RowResult:
 
 @attrs.frozen
 class Result:
-    """Outcome of one unit; ``seconds`` is device time spent on it."""
+    """Outcome of one unit; ``seconds`` is device time spent on it, encoding of media included."""
 
     rows: tuple[RowResult, ...] = ()
     seconds: float = 0.0
+    vision_seconds: float = 0.0
 
 
 class DeviceFailed(Exception):

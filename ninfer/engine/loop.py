@@ -180,7 +180,7 @@ class Engine:
         flight, ticket = self._flights.popleft()
         result = await ticket.result()
         self.meter.spend(None, (flight,))
-        self.meter.landed(flight, result.seconds)
+        self.meter.landed(flight, result.seconds - result.vision_seconds)
         landed = self.scheduler.settle(flight, result)
         self._tell_news()
         self.meter.spend(Phase.POST, (flight,))

@@ -66,6 +66,7 @@ class Tally:
     miss_reason: str | None = None
     prefill_units: int = 0
     control_units: int = 0
+    vision_seconds: float = 0.0
     decode_rounds: int = 0
     spec_rounds: int = 0
     drafted: int = 0

@@ -54,7 +54,7 @@ class DecodeLimits:
     """What one item may cost.  Counts are pixels of the source."""
 
     pixels: int = 64_000_000  # of one picture, or of one frame
-    video_pixels: int = 1_000_000_000  # of all frames that must be decoded of an animation
+    video_pixels: int = 500_000_000  # of all frames that must be decoded of an animation
     frames: int = 20_000  # in a video or animation, sampled or not
     container_pixels: int = 20_000_000_000  # of all frames that must be decoded of a video container
 

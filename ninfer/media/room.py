@@ -11,10 +11,10 @@ the headers declare; a decoder that then produced something else would be refuse
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -28,20 +28,13 @@ from ninfer.media.patches import Patches, media_key, preprocess
 from ninfer.media.plan import Plan, make_plan
 from ninfer.media.resize import Geometry
 from ninfer.media.sources import Purse, is_data_uri, read_data_uri, weigh_data_uri
-from ninfer.media.tasks import Turnstile, together
+from ninfer.media.tasks import RunBlocking, Turnstile, at_work, together
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
 from ninfer.prompt.prepared import MediaStatistics, Preparation
 
 T = TypeVar("T")
 MAX_PATCHES = 131_072  # of one request: what the tower's workspace is planned for
-
-
-class RunBlocking(Protocol):
-    """Runs work on the bounded pool of threads."""
-
-    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
-        """Wait for ``work`` and return what it returns."""
 
 
 @attrs.frozen
@@ -151,7 +144,7 @@ class MediaRoom:
         return await together(look, self.room.fetches)
 
     async def _examined(self, part: MediaPart, remote: dict[str, list[bytes]]) -> Wanted:
-        return await self.run_blocking(partial(self._examine, part, remote))
+        return await at_work(self.run_blocking, partial(self._examine, part, remote))
 
     def _examine(self, part: MediaPart, remote: dict[str, list[bytes]]) -> Wanted:
         """Join or decode the bytes, identify them, read their header; runs on a worker."""
@@ -201,7 +194,7 @@ class MediaRoom:
         await self._canvas.pass_when(partial(self._take_canvas, pixels))
         try:
             work = partial(preprocess, one.plan, one.data, one.part.param, self.pulse)
-            return await self.run_blocking(partial(_timed, work))
+            return await at_work(self.run_blocking, partial(_timed, work))
         finally:
             self._decoding -= pixels
             self._canvas.ring()

@@ -1,4 +1,4 @@
-"""Two ways in which tasks of the media room wait: in line for a condition, and for each other.
+"""How tasks of the media room wait: for a thread, in line for a condition, and for each other.
 
 The one thing a reader would get wrong: a turnstile lets nobody overtake, not even a task whose condition
 already holds, so that a large request cannot be starved by small ones.
@@ -8,14 +8,54 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import attrs
 
-from ninfer.faults import Refused
+from ninfer.faults import Broken, Refused
 
 T = TypeVar("T")
+
+
+class RunBlocking(Protocol):
+    """Runs work on a bounded pool of threads."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Wait for ``work`` and return what it returns."""
+
+
+async def at_work(run: RunBlocking, work: Callable[[], T]) -> T:
+    """Run work on a thread; what ends it there comes back as a value and is raised here.
+
+    An exception that travels between threads is caught in a cycle with the frames that it passed, and
+    these hold the sources and arrays of the work until the collector comes by.  Raises ``Refused``.
+    """
+    found = await run(partial(_outcome, work, anyio.get_cancelled_exc_class()))
+    if isinstance(found, _Gone):
+        await anyio.lowlevel.checkpoint()  # raises what the thread was told
+        raise Broken("work was given up that nobody had cancelled")
+    if isinstance(found, Refused):
+        try:
+            raise found
+        finally:
+            del found
+    return found
+
+
+class _Gone:
+    """The outcome of work whose task was cancelled."""
+
+
+def _outcome(work: Callable[[], T], cancelled: type[BaseException]) -> T | Refused | _Gone:
+    try:
+        return work()
+    except Refused as refused:
+        return refused.with_traceback(None)
+    except cancelled:
+        return _Gone()
 
 
 @attrs.define(eq=False)

@@ -46,7 +46,7 @@ from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.cuda_eyes import CudaEyes
 from ninfer.runtime.cuda_steps import Packer
-from ninfer.runtime.cuda_transfers import Bytes, Transfers
+from ninfer.runtime.cuda_transfers import Bytes, Mark, Transfers
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.steps import int32, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
@@ -103,6 +103,7 @@ class CudaProgram:
     edges: Ints = attrs.field(init=False)
     _open: dict[int, Verification] = attrs.field(factory=dict)
     _host: dict[int, Saved] = attrs.field(factory=dict)
+    _sight: tuple[Mark, Mark] | None = None  # where the media of the unit being submitted begin and end
     _seen: set[tuple[object, ...]] = attrs.field(factory=set)
     _graphs: dict[tuple[object, ...], Replay] = attrs.field(factory=dict)
 
@@ -115,13 +116,14 @@ class CudaProgram:
 
     def start(self, unit: Unit) -> Callable[[], Result]:
         """Submit one unit; call what is returned to wait for its result."""
-        began = self.transfers.mark()
+        began, self._sight = self.transfers.mark(), None
         finish = self._dispatch(unit)
-        ended = self.transfers.mark()
+        ended, sight = self.transfers.mark(), self._sight
 
         def result() -> Result:
             ended.wait()
-            return Result(finish(), self.transfers.seconds(began, ended))
+            vision = self.transfers.seconds(*sight) if sight else 0.0
+            return Result(finish(), self.transfers.seconds(began, ended), vision)
 
         return result
 
@@ -224,7 +226,12 @@ class CudaProgram:
     def _media(self, unit: Prefill) -> tuple[Ints, DeviceArray] | None:
         if unit.media and self.eyes is None:
             raise Broken("media in a prompt, but no vision tower is loaded")
-        return None if self.eyes is None else self.eyes.embeds(unit)
+        if self.eyes is None or not unit.media:
+            return None
+        began = self.transfers.mark()
+        found = self.eyes.embeds(unit)
+        self._sight = began, self.transfers.mark()
+        return found
 
     def _tokens(self, out: DeviceArray) -> Finish:
         tokens, mark = self.transfers.fetch(out)

@@ -63,15 +63,16 @@ class NumpyProgram:
     signature: str = "numpy"  # see ``engine.device.Archive``
     clock: Callable[[], float] = time.perf_counter
     _host: dict[int, Saved] = attrs.field(factory=dict)
+    _vision: float = 0.0  # seconds of this unit that media took
 
     def run(self, unit: Unit) -> Result:
         """Run one unit to its end."""
-        began = self.clock()
+        began, self._vision = self.clock(), 0.0
         with np.errstate(
             over="ignore", invalid="ignore"
         ):  # a row that is not finite is found by the sampler
             rows = self._dispatch(unit)
-        return Result(rows, self.clock() - began)
+        return Result(rows, self.clock() - began, self._vision)
 
     def _dispatch(self, unit: Unit) -> tuple[RowResult, ...]:
         if isinstance(unit, Decode):
@@ -163,11 +164,12 @@ class NumpyProgram:
             return step
         if self.eyes is None:
             raise Broken("media in a prompt, but no vision tower is loaded")
-        rows, features = [], []
+        began, rows, features = self.clock(), [], []
         for span in unit.media:
             at, mine = placeholders(span, unit.start, step.rows)
             rows.append(at)
             features.append(self.eyes.features(unit.lane, span, unit.start + step.rows)[mine])
+        self._vision = self.clock() - began
         return attrs.evolve(step, embeds=(np.concatenate(rows), np.concatenate(features)))
 
     # Decoding

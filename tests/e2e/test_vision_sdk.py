@@ -350,6 +350,11 @@ def test_a_second_turn_about_a_picture_reuses_it(openai: OpenAI, journal: Path) 
     assert length - 8 <= cached < total  # all of the first prompt but its opening of the answer
     done, start = events(journal, "request_done")[-1], events(journal, "request_start")[-1]
     assert done["result"]["prefix_cache_hit_tokens"] == cached
+    assert (
+        done["timings_seconds"]["vision"]
+        == 0
+        < events(journal, "request_done")[-2]["timings_seconds"]["vision"]
+    )
     assert done["result"]["computed_prefill_tokens"] == total - cached
     spent = start["preparation_seconds"]
     assert (spent["cache_hits"], spent["cache_misses"], spent["built_patch_bytes"]) == (1, 0, 0)

@@ -113,9 +113,10 @@ async def test_a_second_turn_encodes_nothing_and_says_the_same(monkeypatch: pyte
     async with seeing(monkeypatch) as server:
         said = await server.ask(first)
         assert len(server.encoded) == 1 and said.cached_tokens == 0
+        assert 0 < said.summary.vision_seconds < said.summary.ended - said.summary.submitted
         second = answered(first, said, "What colour is the circle?")
         again = await server.ask(second)
-        assert len(server.encoded) == 1
+        assert len(server.encoded) == 1 and again.summary.vision_seconds == 0
         assert said.prompt_tokens - 8 <= again.cached_tokens < again.prompt_tokens
     async with seeing(monkeypatch, prefix_reuse=False) as cold:
         fresh = await cold.ask(second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -11,11 +12,13 @@ from functools import cache
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import attrs
 import pytest
 import trio
 
 from ninfer.faults import Fault, Kind, Refused
+from ninfer.frontend import build_media
 from ninfer.media import patches
 from ninfer.media import room as rooms
 from ninfer.media.account import Account
@@ -25,6 +28,8 @@ from ninfer.media.room import MediaRoom, RoomLimits
 from ninfer.media.sources import Purse
 from ninfer.prompt.conversation import Conversation, MediaPart, Message, TextPart
 from ninfer.prompt.prepared import Preparation
+from ninfer.settings import MediaOptions
+from tests.media.hostile import Configs
 from tests.media.pictures import SMALL, animated, build, saved, scene
 from tests.sim.everywhere import cancelled_everywhere
 
@@ -242,6 +247,21 @@ async def test_a_broken_picture_names_its_part_and_leaves_nothing(autojump_clock
     assert (await refusal(room, talk("http://nowhere/"))).code == "media_fetch_failed"
 
 
+async def test_a_refused_source_is_let_go_without_the_collector(autojump_clock: Any) -> None:
+    room = make_room()
+    room.run_blocking = anyio.to_thread.run_sync
+    body = picture()[:-4000]
+    assert isinstance(room.fetcher, Origin)
+    room.fetcher.files["http://a/"] = body
+    before = sys.getrefcount(body)
+    gc.disable()
+    try:
+        assert (await refusal(room, talk("http://a/"))).code == "invalid_media"
+        assert sys.getrefcount(body) == before
+    finally:
+        gc.enable()
+
+
 async def test_those_who_wait_for_a_build_that_fails_fail_too(autojump_clock: Any) -> None:
     room, faults = make_room(), []
 
@@ -368,3 +388,20 @@ async def test_a_cancellation_anywhere_leaves_nothing(autojump_clock: Any) -> No
         cut += 1
         assert_empty(room)
     assert cut > 40
+
+
+@pytest.mark.slow
+async def test_a_worker_stops_decoding_for_a_client_that_left() -> None:
+    """On real threads: an animation that takes a second is given up within a few frames."""
+    frames = [scene(400, 400, n).quantize(16) for n in range(3)] * 60
+    source = uri(animated("GIF", frames, 500))
+    room = build_media(Configs(), MediaOptions(threads=1))
+    began = trio.current_time()
+    with trio.move_on_after(0.05) as scope:
+        await use(room, talk(source, kind="video"))
+    left = trio.current_time() - began
+    assert scope.cancelled_caught
+    assert_empty(room)
+    began = trio.current_time()
+    await use(room, talk(source, kind="video"), 0)
+    assert left < 0.6 * (trio.current_time() - began)
