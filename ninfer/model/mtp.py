@@ -9,7 +9,7 @@ that of token i - 1.  A row predicts token i + 1.
 from __future__ import annotations
 
 from ninfer.model.qwen3_5 import block
-from ninfer.model.weights import Decoder, Mtp
+from ninfer.model.weights import Attention, Decoder, Mtp
 from ninfer.ops.verbs import Array, Step, Verbs
 
 
@@ -18,10 +18,23 @@ def advance(verbs: Verbs, model: Decoder, w: Mtp, previous: Array, step: Step) -
 
     -> (T, H) normed outputs, which head and the next recursive draft read.
     """
+    x = block(verbs, w.layer, _enter(verbs, model, w, previous, step), step)
+    return verbs.final_norm(x, w.final_norm)
+
+
+def remember(verbs: Verbs, model: Decoder, w: Mtp, previous: Array, step: Step) -> None:
+    """Append the same entries and stop there: all that drafting needs of tokens that are known."""
+    mixer = w.layer.mixer
+    assert isinstance(mixer, Attention)
+    x = _enter(verbs, model, w, previous, step)
+    k, v = verbs.norm_project(x, mixer.norm, (mixer.key, mixer.value))
+    verbs.remember(k, v, mixer.key_norm, w.layer.index, step)
+
+
+def _enter(verbs: Verbs, model: Decoder, w: Mtp, previous: Array, step: Step) -> Array:
     embedded = verbs.embed(model.embedding, step)
     joined = verbs.concat_norms(embedded, w.embedding_norm, previous, w.hidden_norm)
-    x = block(verbs, w.layer, verbs.project(joined, w.input_projection), step)
-    return verbs.final_norm(x, w.final_norm)
+    return verbs.project(joined, w.input_projection)
 
 
 def propose(verbs: Verbs, model: Decoder, hidden: Array) -> Array:

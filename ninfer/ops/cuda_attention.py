@@ -79,25 +79,40 @@ class AttentionKernels:
         step: Step,
     ) -> DeviceArray:
         """Append k and v, attend, gate.  -> (T, heads * HEAD_DIM) bf16."""
-        if step.positions is not self._positions:
-            raise ValueError("attend: the step was not entered by embed")
         turned = self.take(q.shape, "bf16")
-        shape, table = self.shape, self._table
+        self._append((turned, q, k, v), norms, self.shape.heads, layer, step)
         pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
         sequences = pack_sequences(step)
-        self.library.get("rope.cu", "rope_append", KV=KV_KINDS[self.pool.kind]).launch(
-            -(-step.rows * (shape.heads + shape.kv_heads) // 4),
-            128,
-            *(turned, q, k, v, *norms, table, self.axes.size, pool, place, sequences),
-            *(step.rows, shape.heads, shape.eps),
-            dependent=self.dependent,
-        )
         out = self.take(q.shape, "bf16")
         if step.kind == "prefill":
             self._prompt(out, turned, gate, pool, place, sequences, step)
         else:
             self._rows(out, turned, gate, pool, place, sequences, step.rows)
         return out
+
+    def remember(self, k: DeviceArray, v: DeviceArray, k_norm: DeviceArray, layer: int, step: Step) -> None:
+        """Append k and v alone."""
+        self._append((k, k, k, v), (k_norm, k_norm), 0, layer, step)
+
+    def _append(
+        self,
+        arrays: tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray],
+        norms: tuple[DeviceArray, DeviceArray],
+        heads: int,
+        layer: int,
+        step: Step,
+    ) -> None:
+        """Turn queries (of ``heads`` heads, if any) and enter keys and values; arrays are out, q, k, v."""
+        if step.positions is not self._positions:
+            raise ValueError("attend: the step was not entered by embed")
+        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
+        self.library.get("rope.cu", "rope_append", KV=KV_KINDS[self.pool.kind]).launch(
+            -(-step.rows * (heads + self.shape.kv_heads) // 4),
+            128,
+            *(*arrays, *norms, self._table, self.axes.size, pool, place, pack_sequences(step)),
+            *(step.rows, heads, self.shape.eps),
+            dependent=self.dependent,
+        )
 
     def _rows(
         self,

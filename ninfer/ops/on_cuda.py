@@ -75,6 +75,10 @@ class CudaVerbs:
         """Gated causal attention over the paged cache of attention layer ``layer``."""
         return self.attention(q, gate, k, v, (q_norm, k_norm), layer, step)
 
+    def remember(self, k: Array, v: Array, k_norm: Array, layer: int, step: Step) -> None:
+        """Append k and v to the sequences' pages without attending."""
+        self.attention.remember(k, v, k_norm, layer, step)
+
     def delta_rule(
         self,
         qkv: tuple[Array, Array, Array],

@@ -76,19 +76,26 @@ class NumpyVerbs:
         frame, dim = self._enter(step), len(q_norm)
         rows = frame.tiles * frame.tile
         heads = self._norm(q.reshape(rows, -1, dim), q_norm)
-        keys = self._norm(k.reshape(rows, -1, dim), k_norm)
         assert self._angles is not None
         rotate(heads, self._angles)
-        rotate(keys, self._angles)
         heads *= np.float32(dim**-0.5)
-        self._append(keys, v.reshape(rows, -1, dim), layer, step, frame)
-        groups = heads.reshape(frame.tiles, frame.tile, keys.shape[1], -1, dim)
+        self.remember(k, v, k_norm, layer, step)
+        groups = heads.reshape(frame.tiles, frame.tile, k.shape[-1] // dim, -1, dim)
         if frame.tile == 1:
             out = attend_rows(groups[:, 0], self.pages, layer, step)
         else:
             tiled = np.ascontiguousarray(groups.transpose(0, 2, 3, 1, 4))
             out = attend_tiles(tiled, self.pages, layer, step, frame).transpose(0, 3, 1, 2, 4)
         return frame.blank(out.reshape(gate.shape) * sigmoid(gate))
+
+    def remember(self, k: Floats, v: Floats, k_norm: Floats, layer: int, step: Step) -> None:
+        """Append k and v to the sequences' pages without attending."""
+        frame, dim = self._enter(step), len(k_norm)
+        rows = frame.tiles * frame.tile
+        keys = self._norm(k.reshape(rows, -1, dim), k_norm)
+        assert self._angles is not None
+        rotate(keys, self._angles)
+        self._append(keys, v.reshape(rows, -1, dim), layer, step, frame)
 
     def _append(self, keys: Floats, values: Floats, layer: int, step: Step, frame: Frame) -> None:
         keys, values = (part[frame.lead : frame.lead + frame.rows] for part in (keys, values))

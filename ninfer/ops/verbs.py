@@ -116,6 +116,9 @@ class Verbs(Protocol):
         sigmoid(gate).  -> (T, heads * head_dim).
         """
 
+    def remember(self, k: Array, v: Array, k_norm: Array, layer: int, step: Step) -> None:
+        """Append k and v to the sequences' pages as ``attend`` does, without attending."""
+
     def delta_rule(
         self,
         qkv: tuple[Array, Array, Array],

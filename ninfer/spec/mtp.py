@@ -22,7 +22,7 @@ class MtpDrafter:
 
     def follow(self, verbs: Verbs, hidden: Array, step: Step) -> None:
         """Append the cache entries of a target pass."""
-        mtp.advance(verbs, self.decoder, self.weights, verbs.previous_hidden(hidden, step), step)
+        mtp.remember(verbs, self.decoder, self.weights, verbs.previous_hidden(hidden, step), step)
 
     def begin(self, verbs: Verbs, step: Step) -> tuple[Array, Array]:
         """Propose from the slots' hidden states and the pending tokens."""
