@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
 import struct
@@ -79,12 +80,12 @@ def build(name: str, defines: tuple[tuple[str, int], ...] = ()) -> ctypes.CDLL:
     place.mkdir(exist_ok=True)
     library = place / f"{digest}.so"
     if not library.exists():
-        text = place / f"{digest}.cpp"
+        text = place / f"{digest}.{os.getpid()}.cpp"
         text.write_text(code)
         flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-w", "-ffp-contract=fast"]
         flags += ["-fno-strict-aliasing", f"-I{include}", *(f"-D{key}={value}" for key, value in defines)]
-        subprocess.run(["g++", *flags, str(text), "-o", f"{library}.part"], check=True)
-        Path(f"{library}.part").rename(library)
+        subprocess.run(["g++", *flags, str(text), "-o", f"{text}.so"], check=True)
+        Path(f"{text}.so").rename(library)
     return ctypes.CDLL(str(library))
 
 
