@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import trio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
@@ -17,8 +19,9 @@ QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 @pytest.fixture
-def client(live: Live) -> OpenAI:
-    return OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+def client(live: Live) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 def test_the_model_is_listed(client: OpenAI, live: Live) -> None:

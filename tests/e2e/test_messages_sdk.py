@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,8 +33,9 @@ WEATHER: Any = {
 
 
 @pytest.fixture
-def client(live: Live) -> Anthropic:
-    return Anthropic(base_url=live.url, api_key="none", max_retries=0)
+def client(live: Live) -> Iterator[Anthropic]:
+    with Anthropic(base_url=live.url, api_key="none", max_retries=0) as made:
+        yield made
 
 
 def kinds(message: Message) -> list[str]:

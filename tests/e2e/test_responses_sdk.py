@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ WEATHER: dict[str, Any] = {
 
 
 @pytest.fixture
-def client(live: Live) -> OpenAI:
-    return OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+def client(live: Live) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from ninfer.runtime.threads import MOST, TURN, VARIABLE, settle_blas_threads, sh
 @pytest.fixture
 def python_turns() -> Iterator[float]:
     own = sys.getswitchinterval()
-    yield own
+    sys.setswitchinterval(0.005)  # what an interpreter starts with, whatever ran here before
+    yield 0.005
     sys.setswitchinterval(own)
 
 
