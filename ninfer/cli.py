@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         code = int(args.run(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with it closed
+            sys.stdout.flush()
         return code
     except StartupError as problem:
         print(f"ninfer: {problem}", file=sys.stderr)
