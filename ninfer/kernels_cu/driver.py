@@ -19,16 +19,10 @@ class DriverError(Exception):
     """A driver call failed; ``code`` is the CUresult."""
 
     def __init__(self, call: str, code: int) -> None:
-        super().__init__(
-            f"{call}: CUDA error {code}" + (" (the context is lost)" if code in STICKY else "")
-        )
+        lost = " (the context is lost)" if code in STICKY else ""
+        super().__init__(f"{call}: CUDA error {code}{lost}")
         self.call = call
         self.code = code
-
-    @property
-    def sticky(self) -> bool:
-        """Whether the context is lost for good."""
-        return self.code in STICKY
 
 
 class _Attribute(ctypes.Structure):

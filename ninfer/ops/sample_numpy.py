@@ -33,7 +33,6 @@ class Purpose(enum.IntEnum):
     ACCEPT = 2
     CORRECT = 3
     BONUS = 4
-    PROPOSE = 5
 
 
 def splitmix64(x: int) -> int:

@@ -20,7 +20,7 @@ from ninfer.kernels_cu.driver import CudaDriver
 from ninfer.kernels_cu.pack import Library
 from ninfer.kernels_cu.source import ARCHITECTURES
 
-_MULTIPROCESSORS, _SHARED_OPTIN, _L2_BYTES = 16, 97, 38
+_MULTIPROCESSORS, _SHARED_OPTIN = 16, 97
 
 
 @attrs.frozen(eq=False)
@@ -35,7 +35,6 @@ class Card:
     arch: str
     multiprocessors: int
     shared_bytes: int
-    l2_bytes: int
     total_bytes: int
     stream: Any
     library: Library
@@ -113,7 +112,6 @@ def _describe(ordinal: int, pack: Path | None, cache: Path | None) -> Card:
         arch=arch,
         multiprocessors=ask(_MULTIPROCESSORS, ordinal),
         shared_bytes=ask(_SHARED_OPTIN, ordinal),
-        l2_bytes=ask(_L2_BYTES, ordinal),
         total_bytes=int(properties["totalGlobalMem"]),
         stream=stream,
         library=library,
