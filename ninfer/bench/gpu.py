@@ -141,10 +141,15 @@ class Stage:
     ceilings: Ceilings
     seconds: float  # from the opened card to the program, weights made and graphs captured
 
+    def pages(self, lane: int) -> tuple[int, ...]:
+        """The pages of a lane: each has its own share of the pool."""
+        width = self.program.geometry.pages // self.program.geometry.lanes
+        return tuple(range(lane * width, (lane + 1) * width))
+
 
 def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     """Run everything that was asked for; figures by name.  Raises StartupError."""
-    stage = _stage(asked, say)
+    stage = open_stage(asked, say)
     found: dict[str, Any] = {
         "card": stage.card.name,
         "shape": asked.shape,
@@ -161,7 +166,8 @@ def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def _stage(asked: Asked, say: Callable[[str], None]) -> Stage:
+def open_stage(asked: Asked, say: Callable[[str], None]) -> Stage:
+    """Open the card, measure its ceilings and build the program, warm.  Raises StartupError."""
     card = open_card(pack=asked.pack)
     config = SHAPES[asked.shape]()
     if asked.layers:
@@ -233,11 +239,6 @@ def _program(
 _KEEP: list[RawBlock] = []  # as long as the process: addresses do not own memory
 
 
-def _pages(stage: Stage, lane: int) -> tuple[int, ...]:
-    width = stage.program.geometry.pages // stage.program.geometry.lanes
-    return tuple(range(lane * width, (lane + 1) * width))
-
-
 def _prefill(stage: Stage, count: int) -> dict[str, Any]:
     ids = tuple(np.random.default_rng(1).integers(0, stage.config.vocab - 1000, count).tolist())
     stage.program.run(Bind(0, Sampling()))
@@ -247,7 +248,7 @@ def _prefill(stage: Stage, count: int) -> dict[str, Any]:
         for begin in range(0, count, chunk):
             part = ids[begin : begin + chunk]
             last = begin + chunk >= count
-            unit = Prefill(0, 0, begin, part, _pages(stage, 0), sample=last)
+            unit = Prefill(0, 0, begin, part, stage.pages(0), sample=last)
             seconds += stage.program.run(unit).seconds
         took.append(seconds)
     rate = count / statistics.median(took)
@@ -262,7 +263,7 @@ def _decode(stage: Stage, batch: int, context: int) -> dict[str, Any]:
     program = stage.program
     for lane in range(batch):
         program.run(Bind(lane, Sampling()))
-    tables = [_pages(stage, lane) for lane in range(batch)]
+    tables = [stage.pages(lane) for lane in range(batch)]
     host, device, last, begun = [], [], None, 0.0
     for i in range(ROUNDS):
         if i == WARM:
