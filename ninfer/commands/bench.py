@@ -1,4 +1,8 @@
-"""``ninfer bench``: how fast this machine runs a model."""
+"""``ninfer bench``: how fast this machine runs a model.
+
+The one thing a reader would get wrong: ``cpu`` measures a file's own weights, ``gpu`` random ones of a
+published shape; neither has a server, a queue or a tokenizer in it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import sys
 from pathlib import Path
 
 from ninfer.commands import bench_gpu
+from ninfer.commands.bench_gpu import positive
 
 HELP = "Measure prefill and decode rates on this machine."
 BUNDLED = Path("fixtures/tiny-qwen3_5.ninfer")
@@ -19,21 +24,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cpu = kinds.add_parser("cpu", help="the NumPy backend, one request at a time")
     add = cpu.add_argument
     add("artifact", nargs="?", type=Path, metavar="FILE", help=f"a .ninfer file (default {BUNDLED})")
-    add("--prompt-tokens", type=_positive, default=512, metavar="N", help="prompt length (default 512)")
-    add("--decode-tokens", type=_positive, default=64, metavar="N", help="tokens generated (default 64)")
-    add("--repeats", type=_positive, default=3, metavar="N", help="measured runs (default 3)")
-    add("--threads", type=_positive, metavar="N", help="BLAS threads (default: all cores but one)")
+    add("--prompt-tokens", type=positive, default=512, metavar="N", help="prompt length (default 512)")
+    add("--decode-tokens", type=positive, default=64, metavar="N", help="tokens generated (default 64)")
+    add("--repeats", type=positive, default=3, metavar="N", help="measured runs (default 3)")
+    add("--threads", type=positive, metavar="N", help="BLAS threads (default: all cores but one)")
     add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
     add("--draft-tokens", type=int, default=0, metavar="N", help="MTP drafts a round (default 0: none)")
     add("--json", action="store_true", help="print one JSON object")
     bench_gpu.configure(kinds)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

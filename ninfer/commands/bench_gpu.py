@@ -1,4 +1,8 @@
-"""The ``gpu`` part of ``ninfer bench``: whole decoders of published shapes with random weights."""
+"""The ``gpu`` part of ``ninfer bench``: whole decoders of published shapes with random weights.
+
+The one thing a reader would get wrong: ``SHAPES`` and ``RECIPES`` repeat names that ``ninfer/bench`` knows,
+because help must not import NumPy; a test holds the two equal.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,21 @@ def configure(kinds: Any) -> None:
     add = gpu.add_argument
     add("--shape", choices=SHAPES, default=SHAPES[0], help=f"which decoder (default {SHAPES[0]})")
     add("--recipe", choices=RECIPES, default="groupwise", help="how weights are stored (default groupwise)")
-    add("--batch", type=_positive, nargs="+", default=[1], metavar="N", help="sequences a step (default 1)")
+    add("--batch", type=positive, nargs="+", default=[1], metavar="N", help="sequences a step (default 1)")
     add(
         "--context",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[512],
         metavar="N",
         help="tokens before (default 512)",
     )
-    add("--prefill", type=_positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
+    add("--prefill", type=positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
     add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
     add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
     add(
         "--vision",
-        type=_positive,
+        type=positive,
         nargs="+",
         metavar="N",
         help="instead, time the vision tower on square pictures of so many pixels a side",
@@ -41,7 +45,8 @@ def configure(kinds: Any) -> None:
     add("--json", action="store_true", help="print one JSON object")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a count of at least 1 from a flag."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")

@@ -1,4 +1,8 @@
-"""``ninfer convert``: a Hugging Face checkpoint directory to a .ninfer artifact."""
+"""``ninfer convert``: a Hugging Face checkpoint directory to a .ninfer artifact.
+
+The one thing a reader would get wrong: a recipe is a wish.  A matrix that a format cannot hold is stored
+in another, and only the printed report says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``ninfer inspect``: what a .ninfer file holds, without loading it."""
+"""``ninfer inspect``: what a .ninfer file holds, without loading it.
+
+The one thing a reader would get wrong: it checks every component that it knows, so it fails on a file of
+which a server that needs less would still serve the rest.  Weights are read for ``--digest`` alone.
+"""
 
 from __future__ import annotations
 

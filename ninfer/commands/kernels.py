@@ -1,4 +1,8 @@
-"""``ninfer kernels``: compile the CUDA kernels ahead of time, for hosts without a compiler."""
+"""``ninfer kernels``: compile the CUDA kernels ahead of time, for hosts without a compiler.
+
+The one thing a reader would get wrong: a pack is for one architecture; a host that has cards of several
+needs a pack for each.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Where CUDA's shared libraries and headers lie: wheels, a toolkit, or the loader's own path.
 
-Promises to open nothing; it only names files.
+Promises to open nothing; it only names files.  The one thing a reader would get wrong: wheels win over an
+installed toolkit, and headers and libraries may come from different places.
 """
 
 from __future__ import annotations
