@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -179,10 +180,12 @@ def cached(source: Source, arch: str, defines: Mapping[str, int], cache: Path | 
     ]
     key = hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
     place = cache / f"{source.name.removesuffix('.cu')}-{arch}-{key}.cubin"
-    if place.is_file():
+    try:
         return Cubin(place.read_bytes())
-    made = compiler.compile(source.name, source.text, arch, defines)
-    store(place, made.code)
+    except OSError:
+        made = compiler.compile(source.name, source.text, arch, defines)
+    with suppress(OSError):  # a cache that cannot be kept costs time, nothing else
+        store(place, made.code)
     return made
 
 
@@ -190,7 +193,11 @@ def store(place: Path, data: bytes) -> None:
     """Write a file so that a reader sees all of it or none."""
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), 0o644)
-    os.replace(temporary, place)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(temporary, place)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -149,6 +149,23 @@ def test_cache_compiles_once_for_each_text_architecture_and_variant(
     assert compiler.runs == 5
 
 
+@pytest.mark.parametrize("place", ["file/below", "x" * 300, "file"])
+def test_a_cache_that_can_be_neither_read_nor_written_costs_time_alone(
+    compiler: Counting, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert build.cached(PLAIN, "sm_80", {}, tmp_path / place).code == b"plain.cu sm_80 {}"
+    assert compiler.runs == 2
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError):
+        build.store(tmp_path / "taken", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_pack_round_trip_needs_no_compiler(
     compiler: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
