@@ -48,6 +48,8 @@ PURE = (
     "http/wire.py",
     "prompt/conversation.py",
 )
+# Absolute paths of somebody's machine, and registry hosts; spelled so that this file passes itself.
+ELSEWHERE = (r"/home/[a-z]", r"/wor[k]/", r"pypi[.]org", r"registry[.]npmjs")
 FORBIDDEN = {"torch", "transformers", "fastapi", "pydantic", "starlette", "uvicorn"}
 
 
@@ -151,11 +153,7 @@ def test_repository_speaks_of_the_product_alone() -> None:
         path = ROOT / name
         if path.suffix in {".ninfer", ".npz", ".png", ".gz"} or not path.is_file():
             continue
-        if path == Path(__file__):
-            continue
-        if re.search(
-            r"/(work|farm)/|bash_jobs|pypi\.org|registry\.npmjs", path.read_text(errors="replace")
-        ):
+        if re.search("|".join(ELSEWHERE), path.read_text(errors="replace")):
             bad.append(name)
     assert not bad
 
