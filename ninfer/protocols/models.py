@@ -26,7 +26,10 @@ def model_object(card: ModelCard) -> dict[str, object]:
 
 
 def models_routes(kit: Kit) -> tuple[Route, ...]:
-    """Build the two routes."""
+    """Build the routes: the list, one by id, and the served id as written when it holds a slash.
+
+    Clients put ``org/name`` into the path as it is, where a capture holds one segment only.
+    """
 
     async def show_list(_: Request, exchange: Exchange) -> None:
         body = {"object": "list", "data": [model_object(kit.service.card)]}
@@ -39,6 +42,12 @@ def models_routes(kit: Kit) -> tuple[Route, ...]:
             reply = openai_reply(refused.fault)
             await exchange.reply(kit.dialect.failed(refused.fault, reply))
         else:
-            await exchange.reply(Reply(200, encode(model_object(kit.service.card))))
+            await show_served(request, exchange)
 
-    return Route("GET", "/v1/models", show_list), Route("GET", "/v1/models/{id}", show_one)
+    async def show_served(_: Request, exchange: Exchange) -> None:
+        await exchange.reply(Reply(200, encode(model_object(kit.service.card))))
+
+    routes = (Route("GET", "/v1/models", show_list), Route("GET", "/v1/models/{id}", show_one))
+    if "/" not in kit.service.card.id:
+        return routes
+    return (*routes, Route("GET", f"/v1/models/{kit.service.card.id}", show_served))

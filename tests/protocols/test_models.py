@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import attrs
+import pytest
+
+from ninfer.http.routes import build_router, split_target
 from ninfer.protocols.models import models_routes
 from tests.protocols.fakes import CARD, RecordingExchange, ScriptedService, kit, request
 
@@ -39,3 +43,14 @@ async def test_another_id_is_not_found() -> None:
         "model",
         "invalid_request_error",
     )
+
+
+@pytest.mark.parametrize("target", ["/v1/models/org/name-1", "/v1/models/org%2Fname-1"])
+async def test_an_id_with_a_slash_is_found_escaped_or_as_written(target: str) -> None:
+    service = ScriptedService()
+    service.card = attrs.evolve(CARD, id="org/name-1")
+    found = build_router(models_routes(kit(service))).find("GET", split_target(target))
+    assert found is not None and found.route is not None
+    exchange = RecordingExchange()
+    await found.route.handler(request(path=target, method="GET", variables=found.variables), exchange)
+    assert (exchange.status, exchange.json["id"]) == (200, "org/name-1")
