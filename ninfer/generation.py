@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import attrs
 
 from ninfer.engine.channel import Reader
-from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Judge, Progress, Shifted
+from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Progress, Shifted
 from ninfer.faults import Broken
 from ninfer.output.deltas import ParsedCall, Piece, ToolParse
+from ninfer.output.session import OutputSession
 from ninfer.output.toolcalls import ToolStream
 from ninfer.protocols.service import (
     ContentDelta,
@@ -37,7 +38,7 @@ class RunningGeneration:
 
     thinking: bool
     prompt_tokens: int
-    judge: Judge
+    judge: OutputSession
     tools: ToolStream
     progress: bool = False
     on_first: Callable[[float], None] = lambda at: None
@@ -46,7 +47,6 @@ class RunningGeneration:
     tool_parse: ToolParse = attrs.field(factory=ToolParse)
     calls: tuple[ParsedCall, ...] = ()
     cached: int = 0
-    reasoning_tokens: int = 0
     _admitted: float = 0.0
     _first: float | None = None
     _last: float | None = None
@@ -114,7 +114,6 @@ class RunningGeneration:
         self._last = event.at
         self._tokens += len(event.tokens)
         self._drafted, self._accepted = event.drafted, event.accepted
-        self.reasoning_tokens = event.thinking_tokens
         yield from self._visible(event.piece)
 
     def _visible(self, piece: Piece | None) -> Iterator[Delta]:
@@ -147,7 +146,7 @@ class RunningGeneration:
             content="".join(self._content),
             calls=self.calls,
             tool_parse=self.tool_parse,
-            stop_string=getattr(self.judge, "stop_string", None),
+            stop_string=self.judge.stop_string,
             prompt_tokens=event.summary.prompt_tokens,
             cached_tokens=event.summary.cached_tokens,
             completion_tokens=len(event.summary.output_tokens),

@@ -23,12 +23,13 @@ import anyio
 import attrs
 
 from ninfer import presets
-from ninfer.engine.admission import Seat
+from ninfer.engine.admission import Seat, output_capacity
 from ninfer.engine.channel import Reader
-from ninfer.engine.job import Done, Event, Failed, Job, Judge, Shifted, ThinkingPlan
+from ninfer.engine.job import Done, Event, Failed, Job, Shifted, ThinkingPlan
 from ninfer.faults import Fault, Kind, Refused, invalid
 from ninfer.generation import RunningGeneration
 from ninfer.output.deltas import ToolParse
+from ninfer.output.session import OutputSession
 from ninfer.output.toolcalls import ToolStream
 from ninfer.prompt.conversation import Conversation, MediaPart
 from ninfer.prompt.media import MediaItem
@@ -94,7 +95,7 @@ class FrontEnd(Protocol):
     def prepare(self, conversation: Conversation, media: Sequence[MediaItem] = ()) -> Prepared:
         """Render and tokenise; runs on a worker thread.  Raises ``Refused``."""
 
-    def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> Judge:
+    def judge(self, prepared: Prepared, stop: tuple[str, ...]) -> OutputSession:
         """Build the output session of one generation."""
 
     def thinking_plan(self, budget: int, capacity: int, param: str) -> ThinkingPlan:
@@ -215,7 +216,6 @@ class ServerService:
             thinking=self._thinking(ask, prepared, limit),
             session=ask.session,
             session_write=ask.session_write,
-            preserve_thinking=ask.conversation.options.preserve_thinking,
             arrived=seat.arrived,
         )
         return job, generation
@@ -224,7 +224,7 @@ class ServerService:
         budget = ask.thinking_budget or self.defaults.thinking_budget
         if budget is None or not prepared.thinking:
             return None
-        capacity = min(limit, self.card.max_context - len(prepared.ids))
+        capacity = output_capacity(len(prepared.ids), limit, self.card.max_context)
         return self.front.thinking_plan(budget, capacity, ask.max_tokens_param)
 
 

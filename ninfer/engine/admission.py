@@ -116,11 +116,8 @@ def check(job: Job, max_context: int, vocab: int) -> int:
 def check_thinking(job: Job, capacity: int) -> None:
     """Refuse a thinking budget whose control tokens and one more would not fit behind it."""
     plan = job.thinking
-    if plan is None or capacity <= plan.budget:
-        return
-    needed = plan.budget + len(plan.control) + 1
-    if capacity < needed:
+    if plan is not None and not plan.fits(capacity):
         raise invalid(
-            f"the output holds {capacity} tokens; a thinking budget of {plan.budget} needs {needed}",
+            f"the output holds {capacity} tokens; a thinking budget of {plan.budget} needs {plan.needed}",
             code="thinking_budget_capacity_insufficient",
         )

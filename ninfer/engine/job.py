@@ -80,6 +80,15 @@ class ThinkingPlan:
     budget: int
     control: tuple[int, ...]
 
+    @property
+    def needed(self) -> int:
+        """Output tokens for the cap to fire: the budget, its close, and one token after it."""
+        return self.budget + len(self.control) + 1
+
+    def fits(self, capacity: int) -> bool:
+        """Whether an output of ``capacity`` tokens holds the close, or ends before it is due."""
+        return capacity <= self.budget or capacity >= self.needed
+
 
 @attrs.frozen
 class Job:
@@ -100,7 +109,6 @@ class Job:
     thinking: ThinkingPlan | None = None
     session: str | None = None
     session_write: bool = True
-    preserve_thinking: bool | None = None
     arrived: float = 0.0  # clock time at which the request entered preparation
     on_end: Callable[[Done | Failed], None] | None = None  # called once, however the job ends
 

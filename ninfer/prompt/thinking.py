@@ -25,11 +25,10 @@ def thinking_plan(vocabulary: Vocabulary, budget: int) -> ThinkingPlan:
 def check_thinking_capacity(plan: ThinkingPlan, capacity: int, param: str) -> None:
     """Refuse an output capacity (tokens) that lets the cap fire but cannot hold its close and one
     token after it."""
-    needed = plan.budget + len(plan.control) + 1
-    if plan.budget < capacity < needed:
+    if not plan.fits(capacity):
         message = (
             f"{capacity} output tokens cannot hold a thinking budget of {plan.budget},"
             f" the {len(plan.control)} tokens that close it and one more:"
-            f" allow at least {needed}, or at most {plan.budget}"
+            f" allow at least {plan.needed}, or at most {plan.budget}"
         )
         raise invalid(message, param=param, code="thinking_budget_capacity_insufficient")
