@@ -31,7 +31,8 @@ from ninfer.prompt.prepare import Preparer
 from ninfer.prompt.prepared import Prepared
 from ninfer.prompt.thinking import check_thinking_capacity, thinking_plan
 from ninfer.prompt.tokens import Vocabulary
-from ninfer.settings import GenerationDefaults, MediaOptions
+from ninfer.settings import EngineOptions, GenerationDefaults, MediaOptions
+from ninfer.startup import ServeOptions
 
 
 class Resources(Protocol):
@@ -64,6 +65,21 @@ class ArtifactFront:
         plan = thinking_plan(self.preparer.vocabulary, budget)
         check_thinking_capacity(plan, capacity, param)
         return plan
+
+
+def components_of(engine: EngineOptions) -> list[str]:
+    """Name what of an artifact a process uses; ``Artifact.require`` checks each of them whole."""
+    chosen = {engine.spec: engine.spec, "proposal": engine.proposal_head, "vision": engine.vision}
+    return ["text", *(name for name, wanted in chosen.items() if name and wanted)]
+
+
+def build_rooms(artifact: Resources, options: ServeOptions) -> tuple[ArtifactFront, MediaRoom | None]:
+    """Build the front end and, with vision, the media room.  Raises ``StartupError``."""
+    engine = options.engine
+    media = build_media(artifact, options.media) if engine.vision else None
+    merge = media.geometry.merge if media else None
+    front = build_front(artifact, options.chat_template, engine.max_context, options.defaults, merge)
+    return front, media
 
 
 def build_front(

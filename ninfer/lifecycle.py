@@ -28,7 +28,7 @@ from ninfer.app import Application, Model, Ports, assemble
 from ninfer.artifact import Artifact, open_artifact
 from ninfer.contexts import Contexts, opened_contexts
 from ninfer.faults import StartupError
-from ninfer.frontend import build_front, build_media
+from ninfer.frontend import build_rooms, components_of
 from ninfer.http.server import Server, listen
 from ninfer.observe.jsonl import RequestLog, opened_log
 from ninfer.observe.records import Records, count, seconds, size
@@ -126,17 +126,10 @@ class _Life:
         async with AsyncExitStack() as stack:
             await _check_port(options)
             artifact = stack.enter_context(open_artifact(options.artifact))
-            artifact.require(_components(options))
+            artifact.require(components_of(options.engine))
             log = _log(options, records, stack)
             records.info(f"ninfer {__version__} | {artifact.name} | {size(artifact.size_bytes)}")
-            media = build_media(artifact, options.media) if options.engine.vision else None
-            front = build_front(
-                artifact,
-                options.chat_template,
-                options.engine.max_context,
-                options.defaults,
-                media.geometry.merge if media else None,
-            )
+            front, media = build_rooms(artifact, options)
             loading = self.build(artifact, options.engine, options.backend, records.transient)
             device = await stack.enter_async_context(loading)
             model, ports = Model(artifact.name, artifact.architecture), Ports(anyio.to_thread.run_sync)
@@ -200,13 +193,6 @@ class _Life:
             self.server.stop()
             await anyio.sleep(self.options.patience.linger)  # for the answers that say so
             self.serving.cancel()
-
-
-def _components(options: ServeOptions) -> list[str]:
-    """What of the artifact this process will use; each is checked whole before anything is loaded."""
-    engine = options.engine
-    chosen = {engine.spec: engine.spec, "proposal": engine.proposal_head, "vision": engine.vision}
-    return ["text", *(name for name, wanted in chosen.items() if name and wanted)]
 
 
 async def _check_port(options: ServeOptions) -> None:

@@ -23,7 +23,7 @@ import attrs
 from ninfer.app import Model, Ports, assemble
 from ninfer.artifact import open_artifact
 from ninfer.faults import Refused, StartupError
-from ninfer.frontend import build_front, build_media
+from ninfer.frontend import build_rooms, components_of
 from ninfer.http.body import read_json
 from ninfer.media.local import inline_media
 from ninfer.observe.jsonl import RequestLog
@@ -115,15 +115,13 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
         ),
         defaults=GenerationDefaults(max_tokens=args.max_new),
         sampling=SamplingOverrides(greedy=args.greedy),
+        chat_template=Path(args.chat_template) if args.chat_template else None,
         stats_interval=0,
     )
-    template = Path(args.chat_template) if args.chat_template else None
     with ExitStack() as stack:
         artifact = stack.enter_context(open_artifact(options.artifact))
-        artifact.require(["text", *(["vision"] if args.vision else [])])
-        media = build_media(artifact, options.media) if args.vision else None
-        merge = media.geometry.merge if media else None
-        front = build_front(artifact, template, options.engine.max_context, options.defaults, merge)
+        artifact.require(components_of(options.engine))
+        front, media = build_rooms(artifact, options)
         log = RequestLog(None, "run", time.time, records.error)
         async with (
             build_device(artifact, options.engine, args.backend, records.transient) as device,

@@ -28,7 +28,7 @@ from ninfer.artifact import open_artifact
 from ninfer.engine.job import Committed, Done, Failed, Job, Sampling
 from ninfer.engine.loop import Engine
 from ninfer.faults import Refused
-from ninfer.frontend import ArtifactFront, build_front
+from ninfer.frontend import ArtifactFront, build_front, components_of
 from ninfer.observe.published import stats_object, totals
 from ninfer.prompt.conversation import Conversation, Message, TextPart
 from ninfer.prompt.prepared import Prepared
@@ -98,8 +98,8 @@ class InferenceEngine:
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with AsyncExitStack() as stack:
             artifact = stack.enter_context(open_artifact(self._path))
-            artifact.require(["text"])
             options = self._options
+            artifact.require(components_of(options))
             self._front: ArtifactFront = build_front(
                 artifact, None, options.max_context, GenerationDefaults()
             )
