@@ -12,7 +12,8 @@
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
 //: spills linear 512
-#include "linear_ring.cuh"
+#include "linear_multiply.cuh"
+#include "linear_rows.cuh"
 
 // Sum the partial tiles of all warps in order of their columns.
 template <int WARPS>
