@@ -215,3 +215,16 @@ __device__ __forceinline__ void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(b));
 }
+
+// Add to a counter without an answer; earlier writes of this thread, and of those it has met at a barrier,
+// are visible to whoever sees the sum with load_acquire.
+__device__ __forceinline__ void add_release(u32* counter, u32 amount) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(counter), "r"(amount) : "memory");
+}
+
+// Read what another block writes, before anything that follows; the way to wait for another block.
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+    u32 seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(p) : "memory");
+    return seen;
+}

@@ -1,4 +1,5 @@
-// Runs the kernels of a .cu file on the CPU: one fiber per CUDA thread, blocks one after another.
+// Runs the kernels of a .cu file on the CPU: one fiber per CUDA thread, blocks one after another; a block
+// that waits for another one (load_acquire of ptx.cuh) makes room, and all go on in turn.
 //
 // Barriers, warp collectives and the wrapped PTX of kernels_cu (mma, ldmatrix, cp.async) behave as
 // on the device; cp.async lands only when it is waited for, and shared memory starts as NaN, so a
@@ -50,18 +51,24 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups; std::vector<Copy> open;
 };
 
-inline std::vector<Fiber> fibers;
-inline std::vector<Warp> warps;
+struct Team { int arrived = 0; uint32_t turn = 0; };
+struct Block {
+    uint3 index;
+    std::vector<Fiber> fibers; std::vector<Warp> warps; std::vector<uint8_t> dynamic, fixed; std::vector<int> order;
+    int alive, arrived, any; uint32_t barrier_turn; uint64_t seed;
+    bool parked;  // some thread waits for another block
+    char* stacks = nullptr; Team teams[16];
+    ~Block() { free(stacks); }
+};
+
+inline Block* now;  // whose static shared memory is in place
 inline Fiber* self;
-inline uint3 block_index;
 inline dim3 block_size, grid_size;
-inline int alive, arrived; inline uint32_t barrier_turn;
 inline uint8_t* dynamic_shared;
 inline void* main_sp;
 inline void (*entry)(void**);
 inline void** entry_args;
-inline char* stacks;
-constexpr size_t STACK = 256 << 10;
+constexpr size_t STACK = 256 << 10, MOST_BLOCKS = 16;  // blocks that may wait for each other
 
 extern "C" void emu_switch(void** save, void* load);
 asm(R"(
@@ -87,20 +94,21 @@ emu_switch:
 )");
 
 inline void yield() { emu_switch(&self->sp, main_sp); }
+inline void park() { now->parked = true; yield(); }
 
 inline void release_if_complete() {
-    if (arrived && arrived == alive) { arrived = 0; barrier_turn++; }
+    if (now->arrived && now->arrived == now->alive) { now->arrived = 0; now->barrier_turn++; }
 }
 
 inline void barrier() {
-    uint32_t turn = barrier_turn;
-    arrived++;
+    uint32_t turn = now->barrier_turn;
+    now->arrived++;
     release_if_complete();
-    while (barrier_turn == turn) yield();
+    while (now->barrier_turn == turn) yield();
 }
 
 inline int lane() { return self->linear & 31; }
-inline Warp& warp() { return warps[self->linear >> 5]; }
+inline Warp& warp() { return now->warps[self->linear >> 5]; }
 
 // Deposit a slot, wait for every live lane of `mask`, see everybody's.
 inline const Slot* exchange(uint32_t mask, const Slot& mine) {
@@ -133,7 +141,7 @@ inline void start() {
     entry(entry_args);
     for (auto& group : self->groups) land(group);
     self->done = true;
-    alive--;
+    now->alive--;
     warp().alive &= ~(1u << lane());
     release_if_complete();
     yield();
@@ -147,18 +155,35 @@ extern uint8_t __start_emu_shared[] __attribute__((weak)), __stop_emu_shared[] _
 
 namespace emu {
 
-inline void reset_block() {
+inline size_t fixed_bytes() { return __start_emu_shared ? __stop_emu_shared - __start_emu_shared : 0; }
+
+inline void put_aside(Block& b) {
+    if (size_t n = fixed_bytes()) b.fixed.assign(__start_emu_shared, __start_emu_shared + n);
+}
+
+inline void bring_in(Block& b) {
+    now = &b;
+    if (size_t n = fixed_bytes()) memcpy(__start_emu_shared, b.fixed.data(), n);
+    dynamic_shared = (uint8_t*)(((uintptr_t)b.dynamic.data() + 1023) & ~uintptr_t(1023));
+}
+
+inline void reset(Block& b, uint3 index, int shared) {
     int threads = block_size.x * block_size.y * block_size.z;
-    if ((int)fibers.size() < threads) fibers.resize(threads);
-    warps.assign((threads + 31) / 32, Warp{});
-    if (!stacks) stacks = (char*)aligned_alloc(64, STACK * 1024);
-    alive = threads; arrived = 0;
+    b.index = index; b.seed = 88172645463325252ull;
+    b.dynamic.assign(shared + 1024, 0xff); b.fixed.assign(fixed_bytes(), 0xff);
+    if ((int)b.fibers.size() < threads) b.fibers.resize(threads);
+    b.warps.assign((threads + 31) / 32, Warp{});
+    b.order.resize(threads);
+    if (!b.stacks) b.stacks = (char*)aligned_alloc(64, STACK * 1024);
+    b.alive = threads; b.arrived = 0;
+    for (Team& team : b.teams) team = Team{};
     for (int i = 0; i < threads; i++) {
-        Fiber& f = fibers[i];
+        Fiber& f = b.fibers[i];
         f.linear = i; f.done = false; f.groups.clear(); f.open.clear();
         f.tid = uint3{i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y)};
-        warps[i / 32].alive |= 1u << (i & 31);
-        void** top = (void**)(stacks + STACK * (i + 1));
+        b.warps[i / 32].alive |= 1u << (i & 31);
+        b.order[i] = emu_order == 1 ? threads - 1 - i : i;
+        void** top = (void**)(b.stacks + STACK * (i + 1));
         *--top = nullptr;  // keeps the entry's stack aligned as after a call
         *--top = (void*)start;
         for (int r = 0; r < 6; r++) *--top = nullptr;
@@ -166,24 +191,23 @@ inline void reset_block() {
     }
 }
 
-inline void run_block() {
+// Go on with a block until it ends or waits for another one.
+inline void run(Block& b) {
     int threads = block_size.x * block_size.y * block_size.z;
-    static std::vector<int> order;
-    order.resize(threads);
-    for (int i = 0; i < threads; i++) order[i] = emu_order == 1 ? threads - 1 - i : i;
-    uint64_t seed = 88172645463325252ull;
-    while (alive) {
+    bring_in(b);
+    for (b.parked = false; b.alive && !b.parked;) {
         if (emu_order == 2)
             for (int i = threads - 1; i > 0; i--) {
-                seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
-                std::swap(order[i], order[seed % (i + 1)]);
+                b.seed ^= b.seed << 13; b.seed ^= b.seed >> 7; b.seed ^= b.seed << 17;
+                std::swap(b.order[i], b.order[b.seed % (i + 1)]);
             }
-        for (int i : order) {
-            if (fibers[i].done) continue;
-            self = &fibers[i];
+        for (int i : b.order) {
+            if (b.fibers[i].done) continue;
+            self = &b.fibers[i];
             emu_switch(&main_sp, self->sp);
         }
     }
+    if (b.alive) put_aside(b);
 }
 
 template <class F, class Tuple, size_t... I> inline void call(F f, void** args, std::index_sequence<I...>);
@@ -200,15 +224,18 @@ inline int launch(void (*kernel)(A...), const int* grid, const int* block, int s
     Thunk<A...>::kernel = kernel;
     entry = Thunk<A...>::invoke; entry_args = args;
     grid_size = dim3(grid[0], grid[1], grid[2]); block_size = dim3(block[0], block[1], block[2]);
-    std::vector<uint8_t> dynamic(shared + 1024);
-    dynamic_shared = (uint8_t*)(((uintptr_t)dynamic.data() + 1023) & ~uintptr_t(1023));
+    static Block blocks[MOST_BLOCKS];
+    std::vector<Block*> idle, waiting;
+    for (Block& b : blocks) idle.insert(idle.begin(), &b);
     for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
-        block_index = uint3{(unsigned)x, (unsigned)y, (unsigned)z};
-        memset(dynamic_shared, 0xff, shared);
-        if (__start_emu_shared) memset(__start_emu_shared, 0xff, __stop_emu_shared - __start_emu_shared);
-        reset_block();
-        run_block();
+        if (idle.empty()) { fprintf(stderr, "emulator: too many blocks wait for each other\n"); abort(); }
+        Block* b = idle.back();
+        reset(*b, uint3{(unsigned)x, (unsigned)y, (unsigned)z}, shared);
+        run(*b);
+        if (b->alive) { idle.pop_back(); waiting.push_back(b); }
     }
+    for (size_t left = waiting.size(); left;)
+        for (Block* b : waiting) if (b->alive) { run(*b); left -= !b->alive; }
     return 0;
 }
 
@@ -220,14 +247,14 @@ inline int launch(void (*kernel)(A...), const int* grid, const int* block, int s
     }
 
 #define threadIdx (emu::self->tid)
-#define blockIdx emu::block_index
+#define blockIdx (emu::now->index)
 #define blockDim emu::block_size
 #define gridDim emu::grid_size
 #define __syncthreads emu::barrier
 inline void __syncwarp(unsigned mask = ~0u) { emu::exchange(mask, emu::Slot{}); }
 inline int __syncthreads_or(int p) {
-    static int any; static uint32_t seen;
-    __syncthreads(); any = 0; __syncthreads(); any |= p; __syncthreads(); (void)seen; return any;
+    int& any = emu::now->any;
+    __syncthreads(); any = 0; __syncthreads(); any |= p; __syncthreads(); return any;
 }
 
 template <class T> inline T __shfl_sync(unsigned mask, T v, int src, int width = 32) {

@@ -85,10 +85,9 @@ inline void copy4_async(void* to, const void* from, bool valid) {
     emu::self->open.push_back({to, from, 4, valid ? 4 : 0});
 }
 namespace emu {
-struct Team { int arrived = 0; uint32_t turn = 0; };
-inline Team teams[16];
 inline void team_step(int id, int threads) {
-    if (++teams[id].arrived == threads) { teams[id].arrived = 0; teams[id].turn++; }
+    Team& team = now->teams[id];
+    if (++team.arrived == threads) { team.arrived = 0; team.turn++; }
 }
 struct Phase { uint16_t count, pending; uint32_t turn; };
 static_assert(sizeof(Phase) == 8);
@@ -97,9 +96,10 @@ inline void phase_step(Phase* p) { if (--p->pending == 0) { p->pending = p->coun
 
 inline void team_arrive(int id, int threads) { emu::team_step(id, threads); }
 inline void team_barrier(int id, int threads) {
-    uint32_t turn = emu::teams[id].turn;
+    emu::Team& team = emu::now->teams[id];
+    uint32_t turn = team.turn;
     emu::team_step(id, threads);
-    while (emu::teams[id].turn == turn) emu::yield();
+    while (team.turn == turn) emu::yield();
 }
 inline void phase_init(unsigned long long* b, int arrivals) {
     *(emu::Phase*)b = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
@@ -125,4 +125,9 @@ inline u32 count_relaxed(u32* counter) { return (*counter)++; }
 inline void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
     u32 a[4] = {a0, a1, 0, 0};
     mma_bf16(d, a, b, 0);
+}
+inline void add_release(u32* counter, u32 amount) { *counter += amount; }
+inline u32 load_acquire(const u32* p) {
+    emu::park();
+    return *(volatile const u32*)p;
 }
