@@ -20,6 +20,8 @@ import attrs
 from ninfer.engine.job import Sampling
 from ninfer.prompt.prepared import MediaSpan
 
+Raw = bytes | bytearray | memoryview
+
 
 @attrs.frozen
 class Geometry:
@@ -209,20 +211,23 @@ class Device(Protocol):
 class Archive(Protocol):
     """What a device may offer beside running units: state given out as bytes, and taken back.
 
-    A call takes its place among the units when it is awaited: it sees what was submitted before it and
-    nothing that is submitted later.  What is given out under one ``signature`` may be taken back by any
-    device of that signature that holds the same weights; bytes of another size raise ``ValueError``.
+    What gives out takes its place among the units when it is awaited: it sees what was submitted before it
+    and nothing that is submitted later.  What is given out under one ``signature`` may be taken back by any
+    device of that signature that holds the same weights.
     """
 
     @property
     def signature(self) -> str:
         """Everything but the weights that the bytes depend on: backend, formats, sizes."""
 
-    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
         """Give out the image in ``slot``, or else ``pages``."""
 
-    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+    async def export_host(self, key: int, skip: int, count: int) -> Raw:
         """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
 
-    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Fill host memory under a new ``key``: with an image, or with ``pages`` pages."""
+    async def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside under a new ``key`` for an image, or for ``pages`` pages, to be filled.
+
+        Any thread may fill it until a ``HostLoad`` of that key is submitted; ``HostDrop`` gives it back.
+        """

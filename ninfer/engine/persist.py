@@ -18,7 +18,7 @@ import attrs
 
 from ninfer.engine.context_store import ROOT, Stretch, name_of, stretch_bytes
 from ninfer.engine.costs import transfer_seconds
-from ninfer.engine.device import Archive, Device, Unit
+from ninfer.engine.device import Archive, Device, Raw, Unit
 from ninfer.engine.host import Blob
 from ninfer.engine.identity import Identity
 from ninfer.engine.memory import Memory
@@ -119,7 +119,7 @@ class Persistence:
         """Write one stretch unless it is there; False when something came in between."""
         if self.store.has(name):
             return True
-        part, kv, image = node.part, b"", b""
+        part, image = node.part, b""
         # What is exported is decided and queued without a pause in between, so no unit can change it.
         if not self._stands(node, part):
             return False
@@ -127,20 +127,20 @@ class Persistence:
         if not self._stands(node, part):
             return False
         if node.checkpoint:
-            image = await self._image(node)
-        stretch = Stretch(name, parent, part, KINDS.index(node.kind), kv, image)
+            image = bytes(await self._image(node))
+        stretch = Stretch(name, parent, part, KINDS.index(node.kind), bytes(kv), image)
         return bool(await self.run_blocking(lambda: self.store.write(stretch, keep)))
 
     def _stands(self, node: Node, part: Identity) -> bool:
         return self.resting() and node.parent is not None and node.part is part
 
-    async def _kv(self, node: Node) -> bytes:
+    async def _kv(self, node: Node) -> Raw:
         if node.blob is None:
             return await self.archive.export(None, node.pages)
         count = self.memory.cache.page_count(node)
         return await self.archive.export_host(node.blob.key, node.offset, count)
 
-    async def _image(self, node: Node) -> bytes:
+    async def _image(self, node: Node) -> Raw:
         if node.image is None:
             return await self.archive.export(node.slot, ())
         return await self.archive.export_host(node.image.key, 0, 0)
@@ -184,8 +184,10 @@ class Persistence:
         kind = KINDS[stretch.kind] if stretch.image else Kind.PATH
         return self.memory.retention.tree.attach(parent, stretch.part, kv, image, kind)
 
-    async def _put(self, blob: Blob, payload: bytes) -> None:
-        await self.archive.import_host(blob.key, payload, blob.pages)
+    async def _put(self, blob: Blob, payload: Raw) -> None:
+        """Fill a blob; raises ``ValueError`` for bytes of another size."""
+        room = await self.archive.room(blob.key, blob.pages)
+        room[:] = payload
         blob.landed = True
 
     async def _prune(self, nodes: list[Node]) -> None:

@@ -23,6 +23,7 @@ HEAD_DIM = 256  # of attention heads
 DELTA_DIM = 128  # of keys and values of DeltaNet heads
 TAPS = 4
 SPLITS = 64  # of attend_decode.cu
+EDGE_BYTES = 16  # at the end of an image, never used on the device: exported images have their edge there
 # Cache format -> variant number of the kernels; bytes of codes and scales of one row of HEAD_DIM.
 KV_KINDS = {"bf16": 0, "int8": 1, "fp8": 2, "nvfp4": 3, "k8v4": 4}
 _ROW_BYTES = {
@@ -152,9 +153,9 @@ class ImagePool:
 
 
 def image_bytes(shape: Shape, layers: int) -> int:
-    """Bytes of one image of a pool yet to be made; a multiple of 256."""
+    """Bytes of one image of a pool yet to be made, room for its edge included; a multiple of 256."""
     fixed = ImagePool(DeviceArray(0, (0, 0), "u8"), shape, layers).hidden_offset
-    return -(-(fixed + shape.hidden * 2) // 256) * 256
+    return -(-(fixed + shape.hidden * 2 + EDGE_BYTES) // 256) * 256
 
 
 @attrs.frozen(eq=False)

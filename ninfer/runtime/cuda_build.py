@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from ninfer import __version__
 from ninfer.engine.device import Bind, Decode, Geometry, Prefill, Row, Settle
 from ninfer.engine.job import Sampling
 from ninfer.faults import StartupError
@@ -184,7 +185,14 @@ def assemble(
         drafter=drafter,
         eyes=None if tower is None else _eyes(machine, tower, products, sizes, keep, lend),
         capture=machine.capture,
+        signature=signature_of(str(library.arch), images, pool, drafter),
     )
+
+
+def signature_of(arch: str, images: ImagePool, pool: PagePool, drafter: Drafter | None) -> str:
+    """Name all that exported state depends on beside the weights: the card's kind, since bits may."""
+    sizes = f"{PAGE_TOKENS} {images.image_bytes} {pool.page_bytes}"
+    return f"cuda {__version__} {arch} {pool.kind} {type(drafter).__name__} {sizes}"
 
 
 def _eyes(
@@ -401,8 +409,16 @@ class NoTransfers:
     def load(self, array: DeviceArray, saved: Bytes, at: int) -> None:
         """Do nothing."""
 
+    def room(self, nbytes: int) -> Bytes:
+        """Nothing is lent."""
+        return np.zeros(0, np.uint8)
+
     def drop(self, saved: Bytes) -> None:
         """Do nothing."""
+
+    def read(self, arrays: Sequence[DeviceArray]) -> Bytes:
+        """Nothing is read."""
+        return np.zeros(0, np.uint8)
 
     def mark(self) -> Mark:
         """Nothing to wait for."""

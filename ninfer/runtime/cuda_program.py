@@ -28,6 +28,7 @@ from ninfer.engine.device import (
     HostLoad,
     HostSave,
     Prefill,
+    Raw,
     Result,
     Row,
     RowResult,
@@ -39,7 +40,7 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.qwen3_5 import forward
 from ninfer.model.weights import Decoder
 from ninfer.ops.cuda_sampler import pack_sampler
-from ninfer.ops.cuda_state import PAGE_TOKENS, ImagePool, PagePool
+from ninfer.ops.cuda_state import EDGE_BYTES, PAGE_TOKENS, ImagePool, PagePool
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.sample_numpy import Purpose
@@ -72,7 +73,7 @@ class Verification:
 
 @attrs.frozen(eq=False)
 class Saved:
-    """What a host key holds."""
+    """What a host key holds; the edge of an image that came from elsewhere lies in its last bytes."""
 
     data: Bytes
     image_bytes: int  # 0: no image
@@ -100,6 +101,7 @@ class CudaProgram:
     eyes: CudaEyes | None = None
     capture: Callable[[Callable[[], object]], Replay] | None = None
     inventory: Inventory = attrs.field(factory=Inventory)
+    signature: str = "cuda"  # see ``engine.device.Archive``
     edges: Ints = attrs.field(init=False)
     _open: dict[int, Verification] = attrs.field(factory=dict)
     _host: dict[int, Saved] = attrs.field(factory=dict)
@@ -194,6 +196,29 @@ class CudaProgram:
         for number, page in enumerate(unit.pages, unit.skip):
             at = saved.image_bytes + number * self.pages.page_bytes
             self.transfers.load(self.pages.page(page), saved.data, at)
+
+    # Archive
+
+    def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
+        """Give out the image in ``slot``, or else ``pages``."""
+        if slot is None:
+            return self.transfers.read([self.pages.page(page) for page in pages]).data
+        return _with_edge(self.transfers.read([self.images.image(slot)]), self.edges[slot])
+
+    def export_host(self, key: int, skip: int, count: int) -> Raw:
+        """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
+        saved, size = self._host[key], self.pages.page_bytes
+        if saved.image_bytes:
+            return _with_edge(saved.data[: saved.image_bytes].copy(), saved.edge)
+        return saved.data[skip * size : (skip + count) * size].copy().data
+
+    def room(self, key: int, pages: int) -> memoryview:
+        """Set pinned memory aside under a new ``key``, for an image or for ``pages`` pages."""
+        size = 0 if pages else self.images.image_bytes
+        data = self.transfers.room(size + pages * self.pages.page_bytes)
+        edge = data[size - EDGE_BYTES : size].view(np.int32)[:3] if size else np.zeros(3, np.int32)
+        self._host[key] = Saved(data, size, edge)
+        return data.data
 
     # Prompts
 
@@ -372,6 +397,12 @@ class CudaProgram:
         self._send()
         self.verbs.sampler.settle(lanes, keeps, counts)
         self.verbs.fold(lanes, slots, keeps)
+
+
+def _with_edge(image: Bytes, edge: Ints) -> memoryview:
+    """Put the edge, which the host knows, where an exported image has it."""
+    image[-EDGE_BYTES:].view(np.int32)[:] = *edge, 0
+    return image.data
 
 
 def _forced(rows: Sequence[Row]) -> Ints:

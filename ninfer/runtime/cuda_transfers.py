@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -54,8 +54,14 @@ class Transfers(Protocol):
     def load(self, array: DeviceArray, saved: Bytes, at: int) -> None:
         """Copy the saved bytes from ``at`` on back into an array."""
 
+    def room(self, nbytes: int) -> Bytes:
+        """Lend host memory with arbitrary contents that is the caller's until ``drop``."""
+
     def drop(self, saved: Bytes) -> None:
         """Give host memory back, once the copies that read it have run."""
+
+    def read(self, arrays: Sequence[DeviceArray]) -> Bytes:
+        """Copy arrays, end to end, into fresh host memory; waits for them."""
 
     def mark(self) -> Mark:
         """Mark this point of the stream."""
@@ -171,14 +177,18 @@ class CupyTransfers:
         """Begin copying arrays, end to end, into pinned memory."""
         from cupy.cuda import runtime
 
-        total = sum(array.nbytes for array in arrays)
-        place = self._host_room(total)
-        at = place.ptr
+        saved = self.room(sum(array.nbytes for array in arrays))
+        at = saved.ctypes.data
         for array in arrays:
             runtime.memcpyAsync(at, array.ptr, array.nbytes, 2, self.stream.ptr)
             at += array.nbytes
+        return saved
+
+    def room(self, nbytes: int) -> Bytes:
+        """Lend pinned memory that is the caller's until ``drop``."""
+        place = self._host_room(nbytes)
         self._lent[place.ptr] = place
-        return host_view(place.ptr, total)
+        return host_view(place.ptr, nbytes)
 
     def _host_room(self, nbytes: int) -> DeviceArray:
         """Take pinned memory from the first slab with room; slabs are never given back."""
@@ -203,6 +213,38 @@ class CupyTransfers:
     def drop(self, saved: Bytes) -> None:
         """Give the memory back; the order of the stream protects copies that are still to run."""
         del self._lent[saved.ctypes.data]
+
+    def read(self, arrays: Sequence[DeviceArray]) -> Bytes:
+        """Copy arrays out through the ring: while one piece is taken off it, the next is on its way."""
+        from cupy.cuda import runtime
+
+        found, at = np.empty(sum(array.nbytes for array in arrays), np.uint8), 0
+        coming: deque[tuple[int, int, int, CupyMark]] = (
+            deque()
+        )  # place in the ring, in ``found``, bytes, arrived
+        for ptr, count in _pieces(arrays, self.staging_bytes // 4):
+            place = self._place(count)
+            runtime.memcpyAsync(self._ring.ptr + place, ptr, count, 2, self.stream.ptr)
+            coming.append((place, at, count, self.mark()))
+            self._open.append((place, place + count, coming[-1][3]))
+            at += count
+            if len(coming) == 2:
+                self._take_off(coming.popleft(), found)
+        for piece in coming:
+            self._take_off(piece, found)
+        return found
+
+    def _take_off(self, piece: tuple[int, int, int, CupyMark], found: Bytes) -> None:
+        place, at, count, arrived = piece
+        arrived.wait()
+        found[at : at + count] = host_view(self._ring.ptr + place, count)
+
+
+def _pieces(arrays: Sequence[DeviceArray], most: int) -> Iterator[tuple[int, int]]:
+    """Cut arrays into (address, bytes) of at most ``most`` bytes."""
+    for array in arrays:
+        for begin in range(0, array.nbytes, most):
+            yield array.ptr + begin, min(most, array.nbytes - begin)
 
 
 def host_view(ptr: int, nbytes: int) -> Bytes:

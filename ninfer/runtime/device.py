@@ -21,7 +21,7 @@ import anyio
 import attrs
 import outcome
 
-from ninfer.engine.device import Archive, DeviceFailed, Geometry, Result, Unit
+from ninfer.engine.device import Archive, DeviceFailed, Geometry, Raw, Result, Unit
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.wake import Waker, waker
 
@@ -57,29 +57,33 @@ class AheadProgram(Program, Protocol):
 class ArchiveProgram(Program, Protocol):
     """A program that gives out state as bytes and takes it back; see ``engine.device.Archive``.
 
-    Called on the device's thread when no unit is under way.
+    Called on the device's thread; what gives out, when no unit is under way.
     """
 
     @property
     def signature(self) -> str:
         """Everything but the weights that the bytes depend on."""
 
-    def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+    def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
         """Give out the image in ``slot``, or else ``pages``."""
 
-    def export_host(self, key: int, skip: int, count: int) -> bytes:
+    def export_host(self, key: int, skip: int, count: int) -> Raw:
         """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
 
-    def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Fill host memory under a new ``key``; raises ``ValueError`` for bytes of another size."""
+    def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside under a new ``key``, for an image or for ``pages`` pages."""
 
 
 @attrs.define(eq=False)
 class Errand(Generic[T]):
-    """A call on the device's thread, in its place among the units; its fault is the caller's alone."""
+    """A call on the device's thread; its fault is the caller's alone.
+
+    It waits for the units before it to end, unless it is ``apart`` from them.
+    """
 
     call: Callable[[], T]
     wake: Waker
+    apart: bool = False
     _done: anyio.Event = attrs.field(factory=anyio.Event)
     _outcome: outcome.Value[T] | outcome.Error | None = None
     _lost: BaseException | None = None
@@ -181,9 +185,9 @@ class ThreadDevice:
         """What gives out state as bytes, if the program can."""
         return ThreadArchive(self, self._program) if isinstance(self._program, ArchiveProgram) else None
 
-    async def call(self, call: Callable[[], T]) -> T:
-        """Make a call on the device's thread, in its place among the units."""
-        errand = Errand(call, waker())
+    async def call(self, call: Callable[[], T], *, apart: bool = False) -> T:
+        """Make a call on the device's thread, in its place among the units or ``apart`` from them."""
+        errand = Errand(call, waker(), apart)
         self._units.put(errand)
         return await errand.result()
 
@@ -211,7 +215,8 @@ class ThreadDevice:
             if taken is None:
                 break
             if isinstance(taken, Errand):
-                self._finish(under_way)
+                if not taken.apart:
+                    self._finish(under_way)
                 taken.run(self._failure)
             else:
                 under_way.append((taken, self._start(taken.unit)))
@@ -256,14 +261,14 @@ class ThreadArchive:
         """The program's."""
         return self.program.signature
 
-    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
         """Give out the image in ``slot``, or else ``pages``."""
         return await self.device.call(lambda: self.program.export(slot, pages))
 
-    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+    async def export_host(self, key: int, skip: int, count: int) -> Raw:
         """Give out what ``key`` holds."""
         return await self.device.call(lambda: self.program.export_host(key, skip, count))
 
-    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Fill host memory under a new ``key``."""
-        await self.device.call(lambda: self.program.import_host(key, payload, pages))
+    async def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside under a new ``key``; no unit is waited for."""
+        return await self.device.call(lambda: self.program.room(key, pages), apart=True)

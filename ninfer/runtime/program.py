@@ -24,6 +24,7 @@ from ninfer.engine.device import (
     HostLoad,
     HostSave,
     Prefill,
+    Raw,
     Result,
     Row,
     RowResult,
@@ -40,7 +41,7 @@ from ninfer.ops.verbs import Step
 from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
-from ninfer.runtime.state import Image, KVPages, StateImages, pack_image, unpack_image
+from ninfer.runtime.state import Image, KVPages, StateImages, image_in, pack_image
 from ninfer.runtime.steps import int32, placeholders, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
@@ -117,24 +118,23 @@ class NumpyProgram:
 
     # Archive
 
-    def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+    def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
         """Give out the image in ``slot``, or else ``pages``."""
         if slot is not None:
             return pack_image(self.images.save(slot))
         return self.pages.save(pages).tobytes()
 
-    def export_host(self, key: int, skip: int, count: int) -> bytes:
+    def export_host(self, key: int, skip: int, count: int) -> Raw:
         """Give out what ``key`` holds: its image, or ``count`` pages from ``skip`` on."""
         image, codes = self._host[key]
         return pack_image(image) if image is not None else codes[skip : skip + count].tobytes()
 
-    def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Fill host memory under a new ``key``; raises ``ValueError`` for bytes of another size."""
-        size = pages * self.geometry.page_bytes or self.geometry.image_bytes
-        if len(payload) != size:
-            raise ValueError(f"{len(payload)} bytes, not {size}")
-        codes = np.frombuffer(payload if pages else b"", np.uint8).reshape(pages, self.geometry.page_bytes)
-        self._host[key] = None if pages else unpack_image(payload), codes
+    def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside under a new ``key``, for an image or for ``pages`` pages."""
+        raw = np.zeros(pages * self.geometry.page_bytes or self.geometry.image_bytes, np.uint8)
+        codes = (raw if pages else raw[:0]).reshape(pages, self.geometry.page_bytes)
+        self._host[key] = None if pages else image_in(raw), codes
+        return raw.data
 
     def _expect(self, lane: int, slot: int, frontier: int) -> None:
         """Insist that a unit continues exactly where its slot's state ends."""

@@ -18,7 +18,7 @@ from ninfer.model.config import TextConfig
 from ninfer.ops.numpy_state import Floats, Ints, Slots
 from ninfer.runtime.kvformat import KVFormat
 
-Image = tuple[Floats, Ints, int]  # a row of the block, its last position, its frontier
+Image = tuple[Floats, Ints, Ints]  # a row of the block, its last position, its frontier
 EDGE = 16  # bytes of three positions and a frontier, int32
 
 
@@ -50,7 +50,7 @@ class StateImages:
 
     def save(self, slot: int) -> Image:
         """Copy an image out."""
-        return self.block[slot].copy(), self.edges[slot].copy(), int(self.frontiers[slot])
+        return self.block[slot].copy(), self.edges[slot].copy(), self.frontiers[slot].copy()
 
     def load(self, slot: int, image: Image) -> None:
         """Copy an image back."""
@@ -60,13 +60,13 @@ class StateImages:
 def pack_image(image: Image) -> bytes:
     """Lay out an image in ``image_bytes`` bytes."""
     block, edge, frontier = image
-    return block.tobytes() + edge.tobytes() + np.int32(frontier).tobytes()
+    return block.tobytes() + edge.tobytes() + frontier.tobytes()
 
 
-def unpack_image(raw: bytes) -> Image:
-    """Read what ``pack_image`` wrote."""
-    edge = np.frombuffer(raw[-EDGE:], np.int32)
-    return np.frombuffer(raw[:-EDGE], np.float32), edge[:3], int(edge[3])
+def image_in(raw: NDArray[np.uint8]) -> Image:
+    """See what ``pack_image`` wrote, or will have written, in ``raw``."""
+    edge = raw[-EDGE:].view(np.int32)
+    return raw[:-EDGE].view(np.float32), edge[:3], edge[3:].reshape(())
 
 
 def new_images(config: TextConfig, slots: int) -> StateImages:

@@ -26,8 +26,9 @@ def test_another_program_goes_on_from_the_bytes(config, hosted):
     else:
         image, kv = one.export(0, ()), one.export(None, pages)
     assert (len(image), len(kv)) == (one.geometry.image_bytes, 4 * one.geometry.page_bytes)
-    two.import_host(7, image, 0)
-    two.import_host(8, kv, 4)
+    two.room(7, 0)[:] = image
+    two.room(8, 4)[:] = kv
+    assert (bytes(two.export_host(7, 0, 0)), bytes(two.export_host(8, 0, 4))) == (image, kv)
     two.run(HostLoad(7, 1, ()))
     two.run(HostLoad(8, None, (10, 11, 12, 13)))
     assert np.array_equal(one.images.block[0], two.images.block[1])
@@ -41,10 +42,10 @@ def test_another_program_goes_on_from_the_bytes(config, hosted):
 @pytest.mark.parametrize("change", [-1, 1])
 def test_bytes_of_another_size_are_refused(pages, change):
     program = toy_program()
-    size = pages * program.geometry.page_bytes or program.geometry.image_bytes
-    with pytest.raises(ValueError, match="bytes"):
-        program.import_host(1, bytes(size + change), pages)
-    assert not program._host
+    room = program.room(1, pages)
+    assert len(room) == pages * program.geometry.page_bytes or program.geometry.image_bytes
+    with pytest.raises(ValueError, match="different structures"):
+        room[:] = bytes(len(room) + change)
 
 
 def test_a_signature_tells_apart_whatever_changes_the_bytes():

@@ -132,9 +132,11 @@ class Archived(Recorded):
         """Nothing."""
         return b""
 
-    def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Refuse."""
-        raise ValueError("bytes of another size")
+    def room(self, key: int, pages: int) -> memoryview:
+        """Refuse what cannot be had; otherwise tell how many units had ended."""
+        if not pages:
+            raise MemoryError("no such room")
+        return memoryview(b"%d" % len(self.seen))
 
 
 @on_both_loops
@@ -160,14 +162,44 @@ async def test_state_is_given_out_in_its_place_among_the_units() -> None:
 
 
 @on_both_loops
-async def test_bytes_that_cannot_be_taken_back_do_not_cost_the_device() -> None:
+async def test_room_that_cannot_be_had_does_not_cost_the_device() -> None:
     program = Archived()
     program.gate.set()
     async with ThreadDevice.start(lambda: program) as device:
         assert device.archive is not None
-        with pytest.raises(ValueError, match="another size"):
-            await device.archive.import_host(1, b"", 0)
+        with pytest.raises(MemoryError, match="no such room"):
+            await device.archive.room(1, 0)
         assert (await device.submit(Clear(0)).result()).seconds == 1
+
+
+@attrs.define(eq=False)
+class Ahead(Archived):
+    """The same, taking the next unit before the last one has ended."""
+
+    def start(self, unit: Unit) -> Callable[[], Result]:
+        """Run it when its result is asked for."""
+        return lambda: self.run(unit)
+
+
+@on_both_loops
+async def test_room_is_made_without_waiting_for_units_under_way() -> None:
+    program = Ahead()
+    async with ThreadDevice.start(lambda: program) as device:
+        assert device.archive is not None
+        first, second = device.submit(Clear(0)), device.submit(Clear(1))
+        rooms: list[bytes] = []
+
+        async def room() -> None:
+            rooms.append(bytes(await device.archive.room(1, 1)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(room)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            last = device.submit(Clear(2))
+            program.gate.set()
+        assert [(await one.result()).seconds for one in (first, second, last)] == [1, 2, 3]
+        assert rooms[0] in (b"1", b"0")  # the second one was still under way
 
 
 @on_both_loops

@@ -15,8 +15,9 @@ a ``Trespass`` at once, never a quiet wrong answer.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import anyio
 import attrs
@@ -207,6 +208,7 @@ class FakeDevice:
     slots: dict[int, Image] = attrs.field(factory=dict)
     pages: dict[int, list[int]] = attrs.field(factory=dict)
     host: dict[int, tuple[Image | None, list[list[int]]]] = attrs.field(factory=dict)
+    rooms: dict[int, bytearray] = attrs.field(factory=dict)  # of host memory that others fill
     host_used: int = 0
     lost: DeviceFailed | None = None
     _free_at: float = 0.0
@@ -363,7 +365,7 @@ class FakeDevice:
                 if self.host_used > self.geometry.host_bytes:
                     raise Trespass(f"{self.host_used} host bytes")
             case HostLoad():
-                saved, pages = self.host[unit.key]
+                saved, pages = self._held(unit.key)
                 if unit.slot is not None:
                     if saved is None:
                         raise Trespass("no image was saved there")
@@ -372,6 +374,7 @@ class FakeDevice:
                     self.pages[target] = list(rows)
             case HostDrop():
                 self.host_used -= self._weight(unit.key)
+                self.rooms.pop(unit.key, None)
                 del self.host[unit.key]
             case _:
                 raise Trespass(f"unknown unit {unit}")
@@ -382,18 +385,34 @@ class FakeDevice:
 
     async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
         """Give out the image in ``slot``, or else ``pages``."""
-        return _pack(None if slot is None else self.slots[slot], [self.pages[page] for page in pages])
+        return self._pack(None if slot is None else self.slots[slot], [self.pages[page] for page in pages])
 
     async def export_host(self, key: int, skip: int, count: int) -> bytes:
         """Give out what ``key`` holds."""
-        image, pages = self.host[key]
-        return _pack(image, pages[skip : skip + count])
+        image, pages = self._held(key)
+        return self._pack(image, pages[skip : skip + count])
 
-    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Fill host memory under a new ``key``."""
-        content = json.loads(payload)
-        self.host[key] = (None, content) if pages else (Image(*content), [])
+    async def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside under a new ``key``."""
+        self.host[key] = None if pages else Image(), [[] for _ in range(pages)]
         self.host_used += self._weight(key)
+        self.rooms[key] = bytearray(pages * self.geometry.page_bytes or self.geometry.image_bytes)
+        return memoryview(self.rooms[key])
+
+    def _pack(self, image: Image | None, pages: list[list[int]]) -> bytes:
+        if image is not None:
+            return _stand_in(image.copy(), self.geometry.image_bytes)
+        return b"".join(_stand_in(list(page), self.geometry.page_bytes) for page in pages)
+
+    def _held(self, key: int) -> tuple[Image | None, list[list[int]]]:
+        """What host memory holds; what others filled is believed from now on."""
+        image, pages = self.host[key]
+        raw, size = self.rooms.pop(key, None), self.geometry.page_bytes
+        if raw is not None:
+            image = None if image is None else _meant(raw).copy()
+            pages = [list(_meant(raw[i * size :])) for i in range(len(pages))]
+            self.host[key] = image, pages
+        return image, pages
 
     def _weight(self, key: int) -> int:
         image, pages = self.host[key]
@@ -409,5 +428,17 @@ def _media(unit: Prefill, index: int) -> int:
     return 0
 
 
-def _pack(image: Image | None, pages: list[list[int]]) -> bytes:
-    return json.dumps(pages if image is None else [image.ids, image.chain]).encode()
+_MEANINGS: dict[bytes, Any] = {}  # what a digest in exported bytes stands for
+
+
+def _stand_in(content: Image | list[int], size: int) -> bytes:
+    """Bytes of the right size that stand for some content, in this process."""
+    digest = hashlib.sha256(repr(content).encode()).digest()[:24]
+    _MEANINGS[digest] = content
+    return digest.ljust(size, b".")
+
+
+def _meant(raw: bytearray) -> Any:
+    if bytes(raw[:24]) not in _MEANINGS:
+        raise Trespass("host memory was loaded that nobody had filled")
+    return _MEANINGS[bytes(raw[:24])]

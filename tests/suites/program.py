@@ -25,6 +25,7 @@ from ninfer.engine.device import (
 )
 from ninfer.engine.job import Sampling
 from ninfer.model.weights import load_decoder, load_proposal
+from ninfer.ops.cuda_state import EDGE_BYTES
 from ninfer.runtime.build import build_numpy
 from ninfer.runtime.cuda_build import Sizes, assemble, rehearse, reset
 from ninfer.runtime.cuda_program import CudaProgram
@@ -228,3 +229,61 @@ def test_rehearsed_sizes_are_enough_and_no_more(bed: Bed, name: str) -> None:
         start(program, request)
     step(program, requests, draft=2)
     assert scratch.lent == 0 and scratch.peak <= lent
+
+
+@models
+@pytest.mark.slow
+def test_another_program_goes_on_from_exported_state(bed: Bed, name: str) -> None:
+    only_on_a_card(bed, name.endswith("moe"))
+    ids, pages = prompt(70, 5), (0, 1)
+    one, two = (program_of(bed, name, max_context=192, spec="mtp", draft_tokens=2) for _ in range(2))
+    first = Request(ids, pages=pages)
+    start(one, first)
+    one.run(HostSave(1, 0, ()))
+    one.run(HostSave(2, None, (2, *pages)))
+    state, kv = bytes(one.export(0, ())), bytes(one.export(None, pages))
+    assert (len(state), len(kv)) == (one.geometry.image_bytes, 2 * one.geometry.page_bytes)
+    assert (bytes(one.export_host(1, 0, 0)), bytes(one.export_host(2, 1, 2))) == (state, kv)
+    two.room(7, 0)[:] = state
+    two.room(8, 2)[:] = kv
+    assert (bytes(two.export_host(7, 0, 0)), bytes(two.export_host(8, 0, 2))) == (state, kv)
+    for unit in (
+        Bind(0, Sampling()),
+        HostLoad(7, 1, ()),
+        HostLoad(8, None, (2, 0)),
+        HostDrop(7),
+        HostDrop(8),
+    ):
+        two.run(unit)
+    body = two.images.image_bytes - EDGE_BYTES
+    assert (image(bed, two, 1)[0, :body] == image(bed, one)[0, :body]).all()
+    assert (two.edges[1] == one.edges[0]).all()
+    places = ((one, 0, pages), (two, 1, (2, 0)))
+    texts = []
+    for program, slot, table in places:
+        (row,) = program.run(Decode((Row(0, slot, 70, table, first.out[0], draft=2),))).rows
+        keep = len(row.tokens)
+        (more,) = program.run(Decode((Row(0, slot, 70 + keep, table, None, keep=keep),))).rows
+        texts.append(row.tokens + more.tokens)
+    assert texts[0] == texts[1]
+
+
+def test_signatures_keep_cards_formats_and_backends_apart(bed: Bed) -> None:
+    from ninfer.ops.cuda_state import ImagePool, PagePool, Shape, image_bytes, page_bytes
+    from ninfer.runtime.cuda_build import signature_of
+
+    shape = Shape(1024, 4, 2, 4, 8, 1e-6)
+
+    def named(arch: str = "sm_90a", kind: str = "bf16", layers: int = 4, drafter: Any = None) -> str:
+        images = ImagePool(bed.take((2, image_bytes(shape, 3)), "u8"), shape, 3)
+        pool = PagePool(bed.take((2, page_bytes(kind, layers, 2)), "u8"), kind, layers, 2)
+        return signature_of(arch, images, pool, drafter)
+
+    kinds = [named(kind=kind) for kind in ("bf16", "int8", "fp8", "nvfp4", "k8v4")]
+    all_of_them = [*kinds, named(arch="sm_80"), named(layers=5), named(drafter=bed)]
+    assert len(set(all_of_them)) == len(all_of_them)
+    assert all(one.startswith("cuda ") for one in all_of_them)
+    options = attrs.evolve(EngineOptions(), max_context=64)
+    assert build_numpy(open_model("tiny-qwen3_5"), options, lambda text: None).signature.startswith(
+        "numpy "
+    )

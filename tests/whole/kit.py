@@ -12,7 +12,7 @@ import anyio
 import attrs
 
 from ninfer.artifact import open_artifact
-from ninfer.engine.device import Geometry, Prefill, Result, Unit
+from ninfer.engine.device import Geometry, Prefill, Raw, Result, Unit
 from ninfer.runtime.build import build_numpy
 from ninfer.runtime.program import NumpyProgram
 from ninfer.settings import EngineOptions, GenerationDefaults
@@ -61,17 +61,17 @@ class Inline:
         self.results.append(self.program.run(unit))
         return Answered(self.results[-1])
 
-    async def export(self, slot: int | None, pages: tuple[int, ...]) -> bytes:
+    async def export(self, slot: int | None, pages: tuple[int, ...]) -> Raw:
         """Give out state."""
         return self.program.export(slot, pages)
 
-    async def export_host(self, key: int, skip: int, count: int) -> bytes:
+    async def export_host(self, key: int, skip: int, count: int) -> Raw:
         """Give out host memory."""
         return self.program.export_host(key, skip, count)
 
-    async def import_host(self, key: int, payload: bytes, pages: int) -> None:
-        """Take host memory back."""
-        self.program.import_host(key, payload, pages)
+    async def room(self, key: int, pages: int) -> memoryview:
+        """Set host memory aside."""
+        return self.program.room(key, pages)
 
     def prompts(self) -> list[tuple[int, ...]]:
         """The ids of every prompt that was computed from its first token, in order."""
