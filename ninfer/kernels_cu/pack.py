@@ -164,13 +164,33 @@ class Library:
     def _packed(self, source: Source, arch: str, defines: Mapping[str, int]) -> bytes:
         if self.pack is None:
             return build.cached(source, arch, defines, self.cache).code
-        entry = read_manifest(self.pack).get(entry_name(source, arch, defines))
-        if entry != source.digest:
-            raise StartupError(
-                f"the kernel pack {self.pack} was not built from this version for {arch}: "
-                f"run `ninfer kernels build --arch {arch} --out {self.pack}`"
-            )
-        return (self.pack / entry_name(source, arch, defines)).read_bytes()
+        name = entry_name(source, arch, defines)
+        if read_manifest(self.pack).get(name) != source.digest:
+            raise _stale(self.pack, arch)
+        try:
+            return (self.pack / name).read_bytes()
+        except OSError:
+            raise _stale(self.pack, arch) from None
+
+
+def _stale(pack: Path, arch: str) -> StartupError:
+    plain = arch.removesuffix("a")
+    return StartupError(
+        f"the kernel pack {pack} was not built from this version for {plain}: "
+        f"run `ninfer kernels build --arch {plain} --out {pack}`"
+    )
+
+
+def check_pack(pack: Path, arch: str) -> None:
+    """Raise StartupError unless a pack holds every kernel of this version for ``arch``.
+
+    Kernels are loaded as they are first needed, some of them long after the start.
+    """
+    entries = read_manifest(pack)
+    for source, target, variant in _wanted(arch):
+        name = entry_name(source, target, variant)
+        if entries.get(name) != source.digest or not (pack / name).is_file():
+            raise _stale(pack, arch)
 
 
 def entry_name(source: Source, arch: str, defines: Mapping[str, int]) -> str:
@@ -192,14 +212,19 @@ def read_manifest(pack: Path) -> dict[str, str]:
     return {str(name): str(digest) for name, digest in entries.items()}
 
 
-def write_pack(folder: Path, arch: str, cache: Path | None = None, jobs: int = 1) -> list[str]:
-    """Compile every variant that ``arch`` can run, ``jobs`` at a time; returns the entries."""
-    wanted = [
+def _wanted(arch: str) -> list[tuple[Source, str, dict[str, int]]]:
+    """Every source that ``arch`` can run, as what it is compiled for, in each variant."""
+    return [
         (source, target, dict(variant))
         for source in map(load, names())
         for target in sorted({arch, f"{arch}a"} & set(source.architectures))
         for variant in source.variants
     ]
+
+
+def write_pack(folder: Path, arch: str, cache: Path | None = None, jobs: int = 1) -> list[str]:
+    """Compile every variant that ``arch`` can run, ``jobs`` at a time; returns the entries."""
+    wanted = _wanted(arch)
     with ThreadPoolExecutor(jobs) as pool:
         codes = list(pool.map(lambda one: build.cached(one[0], one[1], one[2], cache).code, wanted))
     entries: dict[str, str] = {}

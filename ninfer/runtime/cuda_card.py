@@ -1,11 +1,14 @@
 """The card: what it is, and opening it with one sentence for whatever is missing.
 
-Owns the process's one stream and kernel library.  The one thing a reader would get wrong: CuPy's current
-stream and device are per thread; ``open_card`` must run on the thread that will use them.
+Owns the process's one stream and kernel library, and what to advise when the driver refuses.  The one
+thing a reader would get wrong: CuPy's current stream and device are per thread; ``open_card`` must run on
+the thread that will use them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,28 @@ from numpy.typing import NDArray
 
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.kernels_cu.build import default_cache
-from ninfer.kernels_cu.driver import CudaDriver
-from ninfer.kernels_cu.pack import Library
+from ninfer.kernels_cu.build import CompileFailed, default_cache
+from ninfer.kernels_cu.driver import CudaDriver, DriverError
+from ninfer.kernels_cu.pack import Library, check_pack
 from ninfer.kernels_cu.source import ARCHITECTURES
 
 _MULTIPROCESSORS, _SHARED_OPTIN = 16, 97
+_MEMORY = "stop what else uses the GPU, or lower --max-context, --max-concurrency or --kv-capacity"
+_DRIVER = "update the NVIDIA driver"
+_ELSE = "see what dmesg says of it, or use --backend numpy"
+_KERNELS = "build the kernels again (`ninfer kernels build`, or empty the kernel cache)"
+# By code; the driver and the run-time library number these alike.
+REMEDIES = {
+    2: _MEMORY,
+    35: _DRIVER,
+    46: "another process has the GPU to itself: stop it",
+    200: _KERNELS,
+    209: _KERNELS,
+    218: _KERNELS,
+    222: _DRIVER,
+    803: _DRIVER,
+    804: _DRIVER,
+}
 
 
 @attrs.frozen(eq=False)
@@ -76,6 +95,30 @@ class Card:
         return out
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """Turn what the driver complains of during a start into a StartupError of one sentence."""
+    try:
+        yield
+    except CompileFailed as problem:
+        first = next((line for line in str(problem).splitlines() if "error" in line), "no reason given")
+        raise StartupError(
+            f"the kernels do not compile ({first.strip()}): install ninfer[cuda13] or ninfer[cuda12] for "
+            "CUDA's headers, or point --kernels at a pack made by `ninfer kernels build`"
+        ) from None
+    except DriverError as problem:
+        raise _refused(problem, 0 if problem.call.startswith("cublas") else problem.code) from None
+    except RuntimeError as problem:  # CuPy's errors are such, with a status
+        if not hasattr(problem, "status"):
+            raise
+        raise _refused(problem, problem.status) from None
+
+
+def _refused(problem: Exception, code: int) -> StartupError:
+    words = " ".join(str(problem).split())
+    return StartupError(f"the GPU cannot be used ({words}): {REMEDIES.get(code, _ELSE)}")
+
+
 def open_card(ordinal: int = 0, pack: Path | None = None, cache: Path | None = None) -> Card:
     """Open a GPU on this thread; raises StartupError saying what is missing and what to do."""
     try:
@@ -87,11 +130,14 @@ def open_card(ordinal: int = 0, pack: Path | None = None, cache: Path | None = N
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise StartupError(f"no usable CUDA driver ({error}): install one, or use --device cpu") from None
+        raise StartupError(
+            f"no usable CUDA driver ({error}): install one, or use --backend numpy"
+        ) from None
     if ordinal >= count:
-        raise StartupError(f"there is no GPU {ordinal}: this host has {count}")
-    cupy.cuda.Device(ordinal).use()
-    return _describe(ordinal, pack, cache)
+        raise StartupError(f"there is no GPU {ordinal}: this host has {count}; use --backend numpy")
+    with starting():
+        cupy.cuda.Device(ordinal).use()
+        return _describe(ordinal, pack, cache)
 
 
 def _describe(ordinal: int, pack: Path | None, cache: Path | None) -> Card:
@@ -102,7 +148,9 @@ def _describe(ordinal: int, pack: Path | None, cache: Path | None) -> Card:
     name = properties["name"].decode()
     arch = nearest(major, minor)
     if arch is None:
-        raise StartupError(f"{name} (compute capability {major}.{minor}) is too old: 8.0 is the least")
+        raise StartupError(_unknown(name, major, minor))
+    if pack is not None:
+        check_pack(pack, arch)
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     library = Library(CudaDriver(), arch, pack, cache or default_cache(), stream.ptr)
@@ -118,8 +166,13 @@ def _describe(ordinal: int, pack: Path | None, cache: Path | None) -> Card:
     )
 
 
+def _unknown(name: str, major: int, minor: int) -> str:
+    problem = "too old" if major < 8 else "of a kind that there are no kernels for"
+    return f"{name} (compute capability {major}.{minor}) is {problem}: use --backend numpy"
+
+
 def nearest(major: int, minor: int) -> str | None:
-    """The newest architecture whose code runs on this compute capability; None below 8.0.
+    """The newest architecture whose code runs on this compute capability; None where there is none.
 
     Machine code of X.y runs on X.z for z >= y, so 8.7 takes 8.6 code and 12.1 takes 12.0 code.
     """

@@ -30,7 +30,7 @@ from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.gemm_bias import PlanesLt
 from ninfer.runtime.arena import RawBlock, Region, Scratch, refuse_allocations
 from ninfer.runtime.cuda_build import Machine, Sizes, assemble, check, rehearse, warm
-from ninfer.runtime.cuda_card import Card, open_card
+from ninfer.runtime.cuda_card import Card, open_card, starting
 from ninfer.runtime.cuda_program import CudaProgram
 from ninfer.runtime.cuda_transfers import CupyTransfers
 from ninfer.runtime.cuda_weights import PinnedUpload, StoredWeights, objects_of, upload, weight_bytes
@@ -101,6 +101,13 @@ def build_cuda(
     model: StoredModel, options: EngineOptions, progress: Callable[[str], None], vocab: int
 ) -> CudaProgram:
     """Load everything onto the card.  ``vocab`` ids may be sampled.  Raises StartupError."""
+    with starting():
+        return _build(model, options, progress, vocab)
+
+
+def _build(
+    model: StoredModel, options: EngineOptions, progress: Callable[[str], None], vocab: int
+) -> CudaProgram:
     text = model.components["text"].config
     architecture = architecture_of(text)
     config = architecture.read(text)
