@@ -36,9 +36,25 @@ def _sparse_35b(layers: int = 40) -> TextConfig:
     )  # fmt: skip
 
 
+def _tiny(layers: int = 8, moe: MoeConfig | None = None) -> TextConfig:
+    return TextConfig(
+        hidden=256, vocab=4096, layer_kinds=_kinds(layers), max_positions=8192, eps=1e-6,
+        heads=2, kv_heads=1, head_dim=256, rope_theta=1e7, rotary_dims=64, mrope_section=(11, 11, 10),
+        key_heads=2, key_dim=128, value_heads=4, value_dim=128, conv_taps=4,
+        intermediate=0 if moe else 768, moe=moe,
+    )  # fmt: skip
+
+
+def _tiny_moe() -> TextConfig:
+    return _tiny(4, MoeConfig(experts=16, per_token=4, width=128, shared_width=128))
+
+
+# The tiny ones are the bundled models': a card computes next to nothing, so their rounds show the host.
 SHAPES: dict[str, Callable[[], TextConfig]] = {
     "qwen3.6-27b": _dense_27b,
     "qwen3.6-35b-a3b": _sparse_35b,
+    "tiny": _tiny,
+    "tiny-moe": _tiny_moe,
 }
 _ALWAYS_BF16 = ("a_projection", "b_projection", "convolution", "norm", "router", "shared_score")
 
@@ -61,6 +77,10 @@ def _nvfp4(name: str) -> str:
     return Q8 if name in ("text/token_embedding", "text/output_head") else NVFP4
 
 
+def _q8(name: str) -> str:
+    return BF16 if _small(name) else Q8
+
+
 def _groupwise(name: str) -> str:
     if _small(name):
         return BF16
@@ -79,7 +99,7 @@ def _groupwise_sparse(name: str) -> str:
 
 
 def recipe(name: str, config: TextConfig) -> Recipe:
-    """The format of each parameter under a recipe: bf16, fp8, groupwise or nvfp4."""
+    """The format of each parameter under a recipe: bf16, fp8, groupwise, nvfp4 or q8."""
     if name == "groupwise" and config.moe is not None:
         return _groupwise_sparse
-    return {"bf16": _bf16, "fp8": _fp8, "groupwise": _groupwise, "nvfp4": _nvfp4}[name]
+    return {"bf16": _bf16, "fp8": _fp8, "groupwise": _groupwise, "nvfp4": _nvfp4, "q8": _q8}[name]

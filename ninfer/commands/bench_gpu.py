@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b")
-RECIPES = ("bf16", "fp8", "groupwise", "nvfp4")
+SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "tiny", "tiny-moe")
+RECIPES = ("bf16", "fp8", "groupwise", "nvfp4", "q8")
 
 
 def configure(kinds: Any) -> None:

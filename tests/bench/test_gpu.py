@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ninfer.artifact import inventory, layouts
+from ninfer.artifact.reader import open_artifact
 from ninfer.bench.gpu import RandomLoader, lane_bytes
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, recipe
@@ -18,6 +20,8 @@ from ninfer.model.weights import load_decoder
 from ninfer.ops.stored import CODES
 from ninfer.runtime.arena import Region
 from tests.emulator import EmulatedLibrary, toolkit
+
+FIXTURES = Path(__file__).resolve().parent.parent.parent / "fixtures"
 
 
 class Idle:
@@ -67,6 +71,14 @@ def test_every_offered_shape_and_recipe_is_known():
     for shape in SHAPES.values():
         for name in RECIPES:
             assert recipe(name, shape())("text/layers/0/mlp/gate") in CODES
+
+
+@pytest.mark.parametrize(
+    "shape, name", [("tiny", "tiny-qwen3_5"), ("tiny-moe", "tiny-qwen3_5_moe")], ids=["dense", "moe"]
+)
+def test_tiny_shapes_are_those_of_the_bundled_models(shape, name):
+    with open_artifact(FIXTURES / f"{name}.ninfer") as artifact:
+        assert SHAPES[shape]() == artifact.text_config
 
 
 @pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
