@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from ninfer.artifact import inventory
+from ninfer.bench import reuse
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, Recipe, recipe
 from ninfer.bench.timing import gemm_rate, read_rate
@@ -56,6 +57,7 @@ class Asked:
     prompts: tuple[int, ...] = (8192,)
     kv_kind: str = "bf16"
     layers: int = 0  # 0: all
+    reuse: tuple[int, ...] = ()  # retained prefixes to go on from, tokens
     pack: Path | None = None  # kernels compiled ahead of time
 
 
@@ -163,6 +165,8 @@ def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     }
     found["prefill"] = [_prefill(stage, count) for count in asked.prompts]
     found["decode"] = [_decode(stage, batch, n) for n in asked.contexts for batch in asked.batches]
+    if asked.reuse:
+        found["reuse"] = [reuse.measure(stage.program, stage.pages(0), n) for n in asked.reuse]
     return found
 
 
@@ -220,7 +224,7 @@ def _program(
         lambda body: capture(card.library, card.stream, body),
     )
     lanes = max(asked.batches)
-    longest = max(*asked.contexts, *asked.prompts, 0) + ROUNDS + PAGE
+    longest = max(*asked.contexts, *asked.prompts, *asked.reuse, 0) + ROUNDS + PAGE
     width = -(-longest // PAGE)
     chunk = min(8192, max(asked.prompts, default=1024))
     sizes = Sizes(lanes, lanes + 1, lanes * width, longest, chunk, 0, config.vocab, asked.kv_kind)

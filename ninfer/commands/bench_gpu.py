@@ -33,6 +33,14 @@ def configure(kinds: Any) -> None:
     )
     add("--prefill", type=positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
     add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
+    add(
+        "--reuse",
+        type=positive,
+        nargs="*",
+        default=[],
+        metavar="N",
+        help="going on from a retained prefix of N tokens: first token, host memory and back",
+    )
     add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
     add(
         "--vision",
@@ -67,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.prefill),
         args.kv_dtype,
         args.layers,
+        tuple(args.reuse),
         args.kernels,
     )
     found = measure(asked, lambda text: print(text, file=sys.stderr))
@@ -104,4 +113,18 @@ def as_text(found: dict[str, Any]) -> str:
             f"{row['gb_per_step']:.2f} GB, {row['bandwidth_fraction']:.3f} of the read rate, "
             f"{row['graph_kernels']} kernels, host {row['host_milliseconds']:.3f} ms"
         )
+    lines += [_reuse(row) for row in found.get("reuse", ())]
     return "\n".join(lines)
+
+
+def _reuse(row: dict[str, Any]) -> str:
+    """Two lines for people."""
+    return (
+        f"  reuse {row['tokens']:6}: first token {row['full_hit_milliseconds']:.3f} ms "
+        f"({row['full_hit_steps']:.2f} steps + image copy), with one token to compute "
+        f"{row['one_token_milliseconds']:.3f} ms ({row['one_token_steps']:.2f}); step "
+        f"{row['step_milliseconds']:.3f} ms, image copy {row['image_copy_milliseconds']:.3f} ms\n"
+        f"  host  {row['tokens']:6}: {row['host_megabytes']:.0f} MB, "
+        f"back at {row['load_gb_per_second']:.1f} GB/s ({row['load_fraction']:.3f} of one copy), "
+        f"saved at {row['save_gb_per_second']:.1f} GB/s ({row['save_fraction']:.3f})"
+    )
