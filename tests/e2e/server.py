@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ class Live:
     url: str
     model: str
     process: subprocess.Popen[str]
+    seconds: float = 0.0  # from its start to its readiness
     log: list[str] = attrs.field(factory=list)
     reader: threading.Thread | None = None
 
@@ -44,9 +46,10 @@ def running(*options: str, model: Path = MODEL, module: str = "ninfer", code: in
     command = [sys.executable, "-m", module, "serve", str(model), "--port", "0", *options]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
-    live = Live("", "", process)
+    live, begun = Live("", "", process), time.monotonic()
     try:
         _await_ready(live)
+        live.seconds = time.monotonic() - begun
         yield live
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -1,6 +1,7 @@
 """``ninfer serve`` around a device that fails, or takes its time: for tests of the life cycle alone.
 
-The environment says how: ``FAIL_AFTER`` units, or ``SLOW_START`` seconds of loading.
+The environment says how: ``FAIL_AFTER`` units (of at least ``FAIL_ROWS`` decoding sequences, where that is
+set), or ``SLOW_START`` seconds of loading.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import attrs
 
 from ninfer.cli import build_parser
-from ninfer.engine.device import Geometry, Result, Unit
+from ninfer.engine.device import Decode, Geometry, Result, Unit
 from ninfer.lifecycle import serve
 from ninfer.runtime.build import build_numpy
 from ninfer.runtime.device import ThreadDevice
@@ -26,10 +27,11 @@ from ninfer.startup import read_options
 
 @attrs.define(eq=False)
 class Failing:
-    """A program that breaks for good after ``left`` units."""
+    """A program that breaks for good after ``left`` units; with ``rows`` only wide rounds count."""
 
     program: Any
     left: float
+    rows: int = 0
 
     @property
     def geometry(self) -> Geometry:
@@ -45,8 +47,10 @@ class Failing:
 
     def run(self, unit: Unit) -> Result:
         """Run one unit, while there are any left."""
-        self.left -= 1
+        wide = not self.rows or (isinstance(unit, Decode) and len(unit.rows) >= self.rows)
+        self.left -= wide
         if self.left < 0:
+            print(f"fault at {time.monotonic()}", file=sys.stderr, flush=True)
             raise RuntimeError("an illegal memory access was encountered")
         result: Result = self.program.run(unit)
         return result
@@ -61,7 +65,8 @@ async def build(
     def make() -> Failing:
         print("loading", file=sys.stderr, flush=True)
         time.sleep(float(os.environ.get("SLOW_START", "0")))
-        return Failing(build_numpy(model, options, progress), float(os.environ.get("FAIL_AFTER", "inf")))
+        after, rows = os.environ.get("FAIL_AFTER", "inf"), os.environ.get("FAIL_ROWS", "0")
+        return Failing(build_numpy(model, options, progress), float(after), int(rows))
 
     async with ThreadDevice.start(make, 0.1) as device:
         yield device

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from ninfer.cli import main
+from tests.e2e.losing import LANES, SIZES, check_log, check_loss
 from tests.e2e.server import MODEL, ROOT, Live, running
 from tests.observe.schema import audit
 
@@ -264,6 +265,14 @@ def test_a_lost_device_is_told_to_everyone_and_the_process_stays_to_say_so(
         assert b"ninfer_engine_ready 0.0" in get(live, "/metrics")[1]
         assert post(live, body())[0] == 503
     assert any("CRITICAL engine failed" in line and "illegal memory access" in line for line in live.log)
+
+
+def test_a_device_lost_under_load_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL_AFTER", "10")
+    monkeypatch.setenv("FAIL_ROWS", str(LANES))
+    with running(*SIZES, module=STRANGE, code=3) as live:
+        check_loss(live)
+    check_log(live, "illegal memory access")
 
 
 def test_with_exit_on_engine_failure_the_answers_go_out_and_the_process_ends(
