@@ -218,3 +218,51 @@ async def test_a_lost_device_gives_nothing_out() -> None:
 async def test_a_program_without_an_archive_has_none() -> None:
     async with ThreadDevice.start(Recorded) as device:
         assert device.archive is None
+
+
+@attrs.define(eq=False)
+class Ahead(Recorded):
+    """A program that takes a unit before the last one has ended; ``fail_at`` is the one that fails.
+
+    ``early``  whether it fails when it is submitted (a launch that is refused) or when it is waited for
+    """
+
+    early: bool = False
+    waited: list[Unit] = attrs.field(factory=list)
+
+    def start(self, unit: Unit) -> Callable[[], Result]:
+        """Submit a unit."""
+        self.gate.wait(10)
+        self.seen.append(unit)
+        failing = len(self.seen) - 1 == self.fail_at
+        if failing and self.early:
+            raise OSError("the launch was refused")
+
+        def finish() -> Result:
+            self.waited.append(unit)
+            if failing:
+                raise OSError("an illegal address")
+            return Result(seconds=float(len(self.waited)))
+
+        return finish
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["refused launch", "fault found by waiting"])
+async def test_a_fault_of_a_unit_under_way_fails_it_and_all_after_it(early: bool) -> None:
+    program = Ahead(fail_at=2, early=early)
+    async with ThreadDevice.start(lambda: program) as device:
+        tickets = [device.submit(Clear(slot)) for slot in range(6)]
+        program.gate.set()
+        outcomes = []
+        for ticket in tickets:
+            try:
+                outcomes.append((await ticket.result()).seconds)
+            except DeviceFailed as failed:
+                outcomes.append(str(failed.__cause__))
+        with pytest.raises(DeviceFailed):
+            await device.submit(Clear(9)).result()
+    cause = "the launch was refused" if early else "an illegal address"
+    fine = outcomes.index(cause)  # a unit under way beside a refused launch fails with it
+    assert fine in ((1, 2) if early else (2,))
+    assert outcomes[fine:] == [cause] * (6 - fine)
+    assert len(program.seen) <= 4 and len(program.waited) <= 3  # nothing was begun on a lost device
