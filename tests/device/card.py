@@ -1,8 +1,14 @@
-"""What the tests on a GPU share: the card, arrays in and out, tolerances."""
+"""What the tests on a GPU share: the card, arrays in and out.
+
+With ``NINFER_TEST_ALLOCATE=each`` every array is an allocation of its own, so that a memory checker sees
+the end of each.  The one thing a reader would get wrong: nothing can be captured then, so rounds run
+eagerly.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,7 @@ import attrs
 import ml_dtypes
 import numpy as np
 
-from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.products import Products
@@ -33,12 +39,28 @@ KINDS = {np.dtype(dtype): kind for kind, dtype in DTYPES.items()}
 POISON = 0xFF  # as bf16 and float32 a NaN
 
 
+class Alone:
+    """Lends every array as an allocation of its own."""
+
+    def take(self, shape: tuple[int, ...], kind: str) -> DeviceArray:
+        """Lend an array."""
+        import cupy
+
+        memory = cupy.cuda.Memory(max(1, math.prod(shape) * KIND_BYTES[kind]))
+        return DeviceArray(memory.ptr, shape, kind, memory)
+
+
+def apart() -> bool:
+    """Whether every array is to be an allocation of its own."""
+    return os.environ.get("NINFER_TEST_ALLOCATE") == "each"
+
+
 @attrs.frozen(eq=False)
 class Bench:
     """A card with a scratch allocator; arrays live as long as they are referred to."""
 
     card: Card
-    scratch: Scratch
+    scratch: Scratch | Alone
     products: Products
     gemm: CublasLt
 
@@ -69,16 +91,23 @@ def kernel_pack() -> Path | None:
 def bench() -> Bench:
     """The one card of the process."""
     card = open_card(pack=kernel_pack())
+    if apart():
+        return _bench(
+            card, Alone(), Alone().take((WORKSPACE_BYTES,), "u8"), Alone().take((COUNTERS,), "u32")
+        )
     nbytes = 24 << 30
     block = RawBlock.allocate(nbytes, "tests")
     region = Region(block.ptr, nbytes)
-    counters = region.take((COUNTERS,), "u32")
-    card.fill(counters)
-    gemm = CublasLt(region.take((WORKSPACE_BYTES,), "u8"), card.stream.ptr)
+    counters, workspace = region.take((COUNTERS,), "u32"), region.take((WORKSPACE_BYTES,), "u8")
     rest = region.split(nbytes - region.used - 256)
-    scratch = Scratch(rest.base, rest.nbytes)
-    linear = Linear(card.library, card.multiprocessors, card.shared_bytes, scratch.take, counters)
     _KEEP.append(block)
+    return _bench(card, Scratch(rest.base, rest.nbytes), workspace, counters)
+
+
+def _bench(card: Card, scratch: Scratch | Alone, workspace: DeviceArray, counters: DeviceArray) -> Bench:
+    card.fill(counters)
+    gemm = CublasLt(workspace, card.stream.ptr)
+    linear = Linear(card.library, card.multiprocessors, card.shared_bytes, scratch.take, counters)
     return Bench(card, scratch, Products(linear, gemm), gemm)
 
 

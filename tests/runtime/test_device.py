@@ -221,7 +221,7 @@ async def test_a_program_without_an_archive_has_none() -> None:
 
 
 @attrs.define(eq=False)
-class Ahead(Recorded):
+class Failing(Recorded):
     """A program that takes a unit before the last one has ended; ``fail_at`` is the one that fails.
 
     ``early``  whether it fails when it is submitted (a launch that is refused) or when it is waited for
@@ -249,7 +249,7 @@ class Ahead(Recorded):
 
 @pytest.mark.parametrize("early", [True, False], ids=["refused launch", "fault found by waiting"])
 async def test_a_fault_of_a_unit_under_way_fails_it_and_all_after_it(early: bool) -> None:
-    program = Ahead(fail_at=2, early=early)
+    program = Failing(fail_at=2, early=early)
     async with ThreadDevice.start(lambda: program) as device:
         tickets = [device.submit(Clear(slot)) for slot in range(6)]
         program.gate.set()
