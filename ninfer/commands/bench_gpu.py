@@ -49,6 +49,13 @@ def configure(kinds: Any) -> None:
         metavar="N",
         help="instead, time the vision tower on square pictures of so many pixels a side",
     )
+    add(
+        "--upload",
+        type=positive,
+        metavar="GIB",
+        help="instead, time how fast a file of that size gets onto the card",
+    )
+    add("--folder", type=Path, metavar="DIR", help="where --upload writes its file (default: temporary)")
     add("--kernels", type=Path, metavar="DIR", help="a pack made by `ninfer kernels build`")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -65,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     if args.vision:
         return _vision(args)
+    if args.upload:
+        return _upload(args)
     from ninfer.bench.gpu import Asked, measure
 
     asked = Asked(
@@ -90,6 +99,16 @@ def _vision(args: argparse.Namespace) -> int:
         tuple(max(32, side // 32 * 32) for side in args.vision), args.recipe, args.kernels
     )
     print(json.dumps(found) if args.json else vision.as_text(found))
+    return 0
+
+
+def _upload(args: argparse.Namespace) -> int:
+    from ninfer.bench import upload
+
+    found = upload.measure(
+        args.upload, args.folder, args.kernels, lambda text: print(text, file=sys.stderr)
+    )
+    print(json.dumps(found) if args.json else upload.as_text(found))
     return 0
 
 
