@@ -13,6 +13,7 @@
 constexpr int HEAD = 128;  // key and value dimensions of a head
 constexpr int TAPS = 4;
 constexpr float L2_EPS = 1e-6f;
+constexpr float QUERY_FACTOR = 0.08838834764831845f;  // 1 / sqrt(HEAD)
 
 using bf16 = __nv_bfloat16;
 
@@ -75,7 +76,7 @@ __device__ __forceinline__ float row_sum(float x) {
 
 // Factors that make k a unit vector, and q one divided by sqrt(HEAD); v is this lane's quarter.
 __device__ __forceinline__ float key_factor(const float4& v) { return 1.0f / sqrtf(warp_sum(square_sum(v)) + L2_EPS); }
-__device__ __forceinline__ float query_factor(const float4& v) { return key_factor(v) * 0.08838834764831845f; }
+__device__ __forceinline__ float query_factor(const float4& v) { return key_factor(v) * QUERY_FACTOR; }
 
 __device__ __forceinline__ float4 operator*(const float4& v, float f) {
     return make_float4(v.x * f, v.y * f, v.z * f, v.w * f);

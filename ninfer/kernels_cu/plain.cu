@@ -9,12 +9,23 @@
 
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL };
 
-// Columns k .. k + 7 of row n as float32.
+// signed_code through 2^23 + code, without a conversion.
 template <int F>
-__device__ __forceinline__ void widen8(const Matrix& m, long n, int k, int columns, float (&v)[8]) {
-    if ((F == BF16 || F == FP8) && columns % 8 != 0) {
-        for (int i = 0; i < 8; i++) v[i] = k + i < columns ? decode<F>(m, n, k + i, columns) : 0.0f;
-    } else if constexpr (F == BF16) {
+__device__ __forceinline__ float quick_code(u32 raw) {
+    constexpr u32 SIGN = F == Q4 ? 8 : F == Q5 ? 16 : 32;
+    return as_float((raw ^ SIGN) | 0x4b000000u) - (8388608.0f + SIGN);
+}
+
+// x / divisor as IEEE rounds it, given the rounded reciprocal.
+__device__ __forceinline__ float divided(float x, float divisor, float reciprocal) {
+    float quotient = x * reciprocal;
+    return fmaf(fmaf(-quotient, divisor, x), reciprocal, quotient);
+}
+
+// Columns k .. k + 7 of row n as float32; rows begin on multiples of 8 columns.
+template <int F>
+__device__ __forceinline__ void widen_even(const Matrix& m, long n, int k, int columns, float (&v)[8]) {
+    if constexpr (F == BF16) {
         uint4 raw = *reinterpret_cast<const uint4*>(m.codes + (n * columns + k) * 2);
         u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
         for (int i = 0; i < 8; i++) v[i] = as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
@@ -34,14 +45,23 @@ __device__ __forceinline__ void widen8(const Matrix& m, long n, int k, int colum
         if constexpr (F == Q6) high = reinterpret_cast<const u16*>(m.high)[n * (wide / 8) + k / 8];
         float scale = F == NVFP4 ? e4m3_float(m.scales[nvfp4_scale(m.first + n, k / 16, columns)])
                                  : half_float(reinterpret_cast<const u16*>(m.scales)[n * (wide / 64) + k / 64]);
+        float divisor = F == NVFP4 ? *m.divisor : 1.0f, reciprocal = __frcp_rn(divisor);
         for (int i = 0; i < 8; i++) {
             u32 code = word >> 4 * i & 15;
             if constexpr (F == Q5) code |= (high >> i & 1) << 4;
             if constexpr (F == Q6) code |= (high >> 2 * i & 3) << 4;
-            v[i] = F == NVFP4 ? e2m1_float(code) * scale / *m.divisor
-                              : signed_code(code, F == Q4 ? 4 : F == Q5 ? 5 : 6) * scale;
+            v[i] = F == NVFP4 ? divided(e2m1_float(code) * scale, divisor, reciprocal)
+                              : quick_code<F>(code) * scale;
         }
     }
+}
+
+// The same for any number of columns; those beyond the matrix are 0.
+template <int F>
+__device__ __forceinline__ void widen8(const Matrix& m, long n, int k, int columns, float (&v)[8]) {
+    if ((F == BF16 || F == FP8) && columns % 8 != 0)
+        for (int i = 0; i < 8; i++) v[i] = k + i < columns ? decode<F>(m, n, k + i, columns) : 0.0f;
+    else widen_even<F>(m, n, k, columns, v);
 }
 
 __device__ __forceinline__ void widen(int format, const Matrix& m, long n, int k, int columns, float (&v)[8]) {
@@ -56,23 +76,46 @@ __device__ __forceinline__ void widen(int format, const Matrix& m, long n, int k
     }
 }
 
-// out (rows, stride) in bf16; columns beyond the matrix become 0.
+__device__ __forceinline__ u32 pack2(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+constexpr int AT_ONCE = 4;  // pieces of eight columns that a thread has in hand
+
+// A block takes runs of AT_ONCE * 256 pieces, all rows one after another.
+template <int F>
+__device__ __forceinline__ void widen_matrix(const Matrix& m, int columns, bf16* out) {
+    u32 pieces = columns / 8, total = m.rows * pieces;
+    for (u32 begin = blockIdx.x * AT_ONCE * 256; begin < total; begin += gridDim.x * AT_ONCE * 256) {
+        uint4 words[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            u32 at = min(begin + i * 256 + threadIdx.x, total - 1), n = at / pieces;
+            float v[8];
+            widen_even<F>(m, n, (at - n * pieces) * 8, columns, v);
+            words[i] = make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            u32 at = begin + i * 256 + threadIdx.x;
+            if (at < total) reinterpret_cast<uint4*>(out)[at] = words[i];
+        }
+    }
+}
+
+// out (rows, columns) in bf16; columns % 8 == 0.
 extern "C" __global__ void __launch_bounds__(256) dequantise(const Matrix m, int format, int columns, bf16* out) {
     release_successor();
     await_predecessor();
-    int pieces = m.stride / 8;
-    for (long i = blockIdx.x * 256L + threadIdx.x; i < static_cast<long>(m.rows) * pieces; i += gridDim.x * 256L) {
-        long n = i / pieces;
-        int k = i % pieces * 8;
-        float v[8] = {};
-        if (k < columns) widen(format, m, n, k, columns, v);
-        u32 words[4];
-        for (int j = 0; j < 4; j++) {
-            float low = k + 2 * j < columns ? v[2 * j] : 0, high = k + 2 * j + 1 < columns ? v[2 * j + 1] : 0;
-            __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-            words[j] = *reinterpret_cast<u32*>(&pair);
-        }
-        *reinterpret_cast<uint4*>(out + n * m.stride + k) = make_uint4(words[0], words[1], words[2], words[3]);
+    switch (format) {
+        case BF16: return widen_matrix<BF16>(m, columns, out);
+        case FP8: return widen_matrix<FP8>(m, columns, out);
+        case Q8: return widen_matrix<Q8>(m, columns, out);
+        case Q4: return widen_matrix<Q4>(m, columns, out);
+        case Q5: return widen_matrix<Q5>(m, columns, out);
+        case Q6: return widen_matrix<Q6>(m, columns, out);
+        case NVFP4: return widen_matrix<NVFP4>(m, columns, out);
     }
 }
 
@@ -85,8 +128,14 @@ extern "C" __global__ void __launch_bounds__(256) embed(const Matrix m, int form
     for (int k = threadIdx.x * 8; k < columns; k += 256 * 8) {
         float v[8];
         if (known) widen(format, m, id, k, columns, v);
-        for (int i = 0; i < 8 && k + i < columns; i++)
-            out[static_cast<long>(blockIdx.x) * columns + k + i] = known ? v[i] : __int_as_float(0x7fffffff);
+        else for (int i = 0; i < 8; i++) v[i] = __int_as_float(0x7fffffff);
+        float* to = out + static_cast<long>(blockIdx.x) * columns + k;
+        if (columns % 8 == 0) {
+            reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+            reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+            continue;
+        }
+        for (int i = 0; i < 8 && k + i < columns; i++) to[i] = v[i];
     }
 }
 
@@ -123,20 +172,52 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(const Matrix m, int
     else static_cast<float*>(m.out)[at] = ending == ADD_RESIDUAL ? residual[at] + sum : sum;
 }
 
-// out = (1 + w) RMSNorm(x) in bf16, one block a row, any number of columns.
-extern "C" __global__ void __launch_bounds__(256) norm_any(const float* x, const bf16* norm, bf16* out, int columns, float eps) {
+// 1 / RMS of a row of which this thread has a part of the squares.  256 threads.
+__device__ __forceinline__ float inverse_rms(float squares, int columns, float eps) {
     __shared__ float sums[8];
-    release_successor();
-    await_predecessor();
-    long at = static_cast<long>(blockIdx.x) * columns;
-    float squares = 0;
-    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
     squares = sum_of_warp(squares);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
     __syncthreads();
     squares = 0;
     for (int w = 0; w < 8; w++) squares += sums[w];
-    float scale = rsqrtf(squares / static_cast<float>(columns) + eps);
+    return rsqrtf(squares / static_cast<float>(columns) + eps);
+}
+
+constexpr int HELD = 8;  // float4 of a row that a thread holds
+
+// A row of columns % 4 == 0, at most HELD * 1024, read once.
+__device__ __forceinline__ void norm_held(const float* x, const bf16* norm, bf16* out, int columns, float eps) {
+    float4 v[HELD];
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int k = (i * 256 + threadIdx.x) * 4;
+        v[i] = k < columns ? *reinterpret_cast<const float4*>(x + k) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        squares = fmaf(v[i].w, v[i].w, fmaf(v[i].z, v[i].z, fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, squares))));
+    float scale = inverse_rms(squares, columns, eps);
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int k = (i * 256 + threadIdx.x) * 4;
+        if (k >= columns) break;
+        uint2 w = *reinterpret_cast<const uint2*>(norm + k);
+        *reinterpret_cast<uint2*>(out + k) =
+            make_uint2(pack2(v[i].x * scale * (1.0f + as_float(w.x << 16)), v[i].y * scale * (1.0f + as_float(w.x & 0xffff0000u))),
+                       pack2(v[i].z * scale * (1.0f + as_float(w.y << 16)), v[i].w * scale * (1.0f + as_float(w.y & 0xffff0000u))));
+    }
+}
+
+// out = (1 + w) RMSNorm(x) in bf16, one block a row, any number of columns.
+extern "C" __global__ void __launch_bounds__(256) norm_any(const float* x, const bf16* norm, bf16* out, int columns, float eps) {
+    release_successor();
+    await_predecessor();
+    long at = static_cast<long>(blockIdx.x) * columns;
+    if (columns % 4 == 0 && columns <= HELD * 1024) return norm_held(x + at, norm, out + at, columns, eps);
+    float squares = 0;
+    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
+    float scale = inverse_rms(squares, columns, eps);
     for (int k = threadIdx.x; k < columns; k += 256)
         out[at + k] = __float2bfloat16(x[at + k] * scale * (1.0f + __bfloat162float(norm[k])));
 }
@@ -149,22 +230,32 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_any(const float* gate, 
     if (i < count) out[i] = __float2bfloat16(gate[i] / (1.0f + __expf(-gate[i])) * up[i]);
 }
 
+__device__ __forceinline__ u32 swiglu2(u32 gate, u32 up) {
+    float x = as_float(gate << 16), y = as_float(gate & 0xffff0000u);
+    return pack2(__fdividef(x, 1.0f + __expf(-x)) * as_float(up << 16),
+                 __fdividef(y, 1.0f + __expf(-y)) * as_float(up & 0xffff0000u));
+}
+
 // out (rows, width) = silu(gate) * up, both bf16 with ``stride`` elements between rows; width % 8 == 0.
 extern "C" __global__ void __launch_bounds__(256) swiglu_rows(const bf16* gate, const bf16* up, bf16* out, int rows, int width, int stride) {
     release_successor();
     await_predecessor();
-    int pieces = width / 8;
-    for (long i = blockIdx.x * 256L + threadIdx.x; i < static_cast<long>(rows) * pieces; i += gridDim.x * 256L) {
-        long row = i / pieces, k = i % pieces * 8;
-        uint4 a = *reinterpret_cast<const uint4*>(gate + row * stride + k);
-        uint4 b = *reinterpret_cast<const uint4*>(up + row * stride + k);
-        u32 g[4] = {a.x, a.y, a.z, a.w}, u[4] = {b.x, b.y, b.z, b.w}, words[4];
-        for (int j = 0; j < 4; j++) {
-            float x = as_float(g[j] << 16), y = as_float(g[j] & 0xffff0000u);
-            __nv_bfloat162 pair = __floats2bfloat162_rn(x / (1.0f + __expf(-x)) * as_float(u[j] << 16),
-                                                        y / (1.0f + __expf(-y)) * as_float(u[j] & 0xffff0000u));
-            words[j] = *reinterpret_cast<u32*>(&pair);
+    u32 pieces = width / 8, total = rows * pieces;
+    for (u32 begin = blockIdx.x * AT_ONCE * 256; begin < total; begin += gridDim.x * AT_ONCE * 256) {
+        uint4 a[AT_ONCE], b[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {  // all loads first
+            u32 at = min(begin + i * 256 + threadIdx.x, total - 1), row = at / pieces;
+            long from = static_cast<long>(row) * stride + (at - row * pieces) * 8;
+            a[i] = load_once(gate + from);
+            b[i] = load_once(up + from);
         }
-        *reinterpret_cast<uint4*>(out + row * width + k) = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            u32 at = begin + i * 256 + threadIdx.x;
+            if (at < total)
+                reinterpret_cast<uint4*>(out)[at] = make_uint4(swiglu2(a[i].x, b[i].x), swiglu2(a[i].y, b[i].y),
+                                                               swiglu2(a[i].z, b[i].z), swiglu2(a[i].w, b[i].w));
+        }
     }
 }

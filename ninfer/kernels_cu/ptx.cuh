@@ -32,6 +32,23 @@ __device__ __forceinline__ void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A float32 rounded to tf32 (10 bits of mantissa), as an operand of mma_tf32.
+__device__ __forceinline__ u32 as_tf32(float x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
+    return y;
+}
+
+// d += a @ b; a (16, 8), b (8, 8) in tf32: a thread holds A (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) and
+// B (t, g), (t + 4, g).
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Four 8x8 tiles of 16-bit elements; lanes 8i .. 8i+7 name the rows (16 bytes each) of tile i.
 __device__ __forceinline__ void ldmatrix4(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"

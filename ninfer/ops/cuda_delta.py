@@ -24,10 +24,10 @@ from ninfer.ops.cuda_state import (
 )
 from ninfer.ops.verbs import Step
 
-TILE, SPAN = 64, 16  # tokens of a tile, and of a warp of tiles_prepare
-SOLVE_BYTES = 3 * TILE * DELTA_DIM * 2 + 2 * TILE * TILE * 4 + 2 * TILE * 4  # Solve of delta_tiles.cu
-STAGE_BYTES = 3 * TILE * DELTA_DIM * 2 + 2 * TILE * TILE * 2 + 2 * TILE * 4  # Stage of delta_tiles.cu
-WORK_BYTES = DELTA_DIM * TILE * 2 + 2 * TILE * TILE * 2
+TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
+SHARED_BY = 8  # value heads of a key head that tiles_prepare has room for
+SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
+STAGE_BYTES = 2 * TILE * DELTA_DIM * 2 + TILE * TILE * 2 + 2 * LOWER * 2 + 2 * TILE * 4  # Stage of delta_tiles.cu
 
 
 @attrs.frozen(eq=False)
@@ -86,14 +86,14 @@ class Delta:
         return out
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
-        shape, count = self.shape, step.rows
-        o = self._tiles(rows, weights, layer, step)
-        out, total = self.take(rows.z.shape, "bf16"), count * shape.value_heads
-        stages = self._stages
-        self.library.get("delta_tiles.cu", "delta_norm", STAGES=stages).launch(
-            -(-total // 8), 256, out, o, rows.z, weights.norm, total, shape.eps
+        shape, get = self.shape, self.library.get
+        stages = 2 if self.shared_limit >= 2 * STAGE_BYTES else 1
+        o = self._tiles(rows, weights, layer, step, stages)
+        out, total = self.take(rows.z.shape, "bf16"), step.rows * shape.value_heads
+        get("delta_tiles.cu", "delta_norm", STAGES=stages).launch(
+            -(-total // 64), 256, out, o, rows.z, weights.norm, total, shape.eps
         )
-        self.library.get("delta_step.cu", "delta_ring").launch(
+        get("delta_step.cu", "delta_ring").launch(
             (-(-shape.channels // 256), 1, 1),
             256,
             *(rows.q, rows.k, rows.v, shape.key_width, shape.value_width, shape.key_width),
@@ -102,56 +102,35 @@ class Delta:
         )
         return out
 
-    @property
-    def _stages(self) -> int:
-        return 2 if self.shared_limit >= STAGE_BYTES * 2 + WORK_BYTES else 1
-
-    def _tiles(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
-        """Run the delta rule tile by tile.  -> o (T, value_width) float32."""
+    def _tiles(
+        self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step, stages: int
+    ) -> DeviceArray:
+        """Run the delta rule tile by tile.  -> o (T, value_width) bf16."""
         shape, count, take, get = self.shape, step.rows, self.take, self.library.get
-        keys, values, stages = shape.key_heads, shape.value_heads, self._stages
+        keys, values, image = shape.key_heads, shape.value_heads, self.images.pack(layer)
+        if values % keys or values > SHARED_BY * keys:
+            raise ValueError(f"prefill: {values} value heads share {keys} key heads")
         tiles = (count + 2 * TILE - 2) // TILE  # whatever the place of the first row in its tile
-        total = tiles * TILE
-        q, k, v = (take((total, n * DELTA_DIM), "bf16") for n in (keys, keys, values))
-        g, beta, into, out_of = (take((values, total), "f32") for _ in range(4))
-        image = self.images.pack(layer)
-        get("delta_tiles.cu", "tiles_prepare", STAGES=stages).launch(
-            (total // SPAN, -(-(2 * keys + values) // 4)),
-            128,
-            *(
-                q,
-                k,
-                v,
-                g,
-                beta,
-                rows.pack(),
-                weights.pack(shape),
-                image,
-                step.slots,
-                step.frontiers,
-                count,
-                total,
-            ),
-            dependent=self.dependent,
-        )
-        mixed = take((tiles * values, TILE, TILE), "bf16")
-        u, w = (take((tiles * values, TILE, DELTA_DIM), "bf16") for _ in range(2))
-        solved = struct.pack("5Q", mixed.ptr, u.ptr, w.ptr, into.ptr, out_of.ptr)
-        get("delta_tiles.cu", "tiles_solve", STAGES=stages).launch(
-            (tiles, values),
+        q, k, v = (take((tiles, n, TILE, DELTA_DIM), "bf16") for n in (keys, keys, values))
+        lower = take((tiles, values, 2, LOWER), "bf16")
+        into, out_of = (take((values, tiles, TILE), "f32") for _ in range(2))
+        prepared = struct.pack("6Q", q.ptr, k.ptr, v.ptr, lower.ptr, into.ptr, out_of.ptr)
+        get("delta_prepare.cu", "tiles_prepare").launch(
+            (tiles, keys + -(-values // 2)),
             256,
-            *(solved, q, k, v, g, beta, step.frontiers, keys, values, count, total),
+            *(prepared, rows.pack(), weights.pack(shape), image),
+            struct.pack("QQii", step.slots.ptr, step.frontiers.ptr, count, tiles),
             shared=SOLVE_BYTES,
         )
-        o = take((count, shape.value_width), "f32")
-        run = solved + struct.pack("QQiiii", q.ptr, k.ptr, keys, values, total, tiles)
+        out = take((count, shape.value_width), "bf16")
         get("delta_tiles.cu", "tiles_run", STAGES=stages).launch(
             (2, values),
-            256,
-            *(o, run, image, step.slots, step.frontiers, count),
-            shared=stages * STAGE_BYTES + WORK_BYTES,
+            128,
+            *(out, prepared + struct.pack("iiii", keys, values, tiles, 0)),
+            *(image, step.slots, step.frontiers, count),
+            shared=stages * STAGE_BYTES,
         )
-        return o
+        return out
 
     def fold(self, lanes: DeviceArray, slots: DeviceArray, keeps: DeviceArray) -> None:
         """Advance slots over the first ``keeps`` rows of their lanes' records, in every layer."""

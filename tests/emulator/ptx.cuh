@@ -42,6 +42,24 @@ inline void ldmatrix(u32 (&r)[4], const void* row, bool transposed) {
 
 inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { emu::mma<__nv_bfloat16>(d, a, b0, b1); }
 inline void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { emu::mma<__half>(d, a, b0, b1); }
+inline u32 as_tf32(float x) {
+    u32 bits = __float_as_uint(x);
+    return (bits + 0x1000) & 0xffffe000u;
+}
+inline void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const emu::Slot* all = emu::exchange(~0u, emu::pack(emu::Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}));
+    int g = emu::lane() / 4, t = emu::lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
+        double sum = 0;
+        for (int k = 0; k < 8; k++) {
+            auto left = emu::unpack<emu::Operands>(all[row % 8 * 4 + k % 4]);
+            auto right = emu::unpack<emu::Operands>(all[column * 4 + k % 4]);
+            sum += (double)__uint_as_float(left.a[row / 8 + 2 * (k / 4)]) * __uint_as_float(right.b[k / 4]);
+        }
+        d[i] = (float)(d[i] + sum);
+    }
+}
 inline void ldmatrix4(u32 (&r)[4], const void* row) { emu::ldmatrix(r, row, false); }
 inline void ldmatrix4_transposed(u32 (&r)[4], const void* row) { emu::ldmatrix(r, row, true); }
 
