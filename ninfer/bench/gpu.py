@@ -22,7 +22,7 @@ from ninfer.artifact import inventory
 from ninfer.bench import reuse
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, Recipe, recipe
-from ninfer.bench.timing import gemm_rate, read_rate
+from ninfer.bench.timing import gemm_rate, read_rate, sustained_gemm_rate
 from ninfer.engine.device import Bind, Decode, Prefill, Row
 from ninfer.engine.job import Sampling
 from ninfer.faults import StartupError
@@ -126,10 +126,15 @@ class RandomLoader:
 
 @attrs.frozen
 class Ceilings:
-    """What the card can do: bytes read a second, operations a second of one bf16 product of ``SIDE``."""
+    """What the card can do: bytes read a second, operations a second of one bf16 product of ``SIDE``.
+
+    gemm       a few products on a card at rest
+    sustained  a second of products without a pause
+    """
 
     read: float
     gemm: float
+    sustained: float
 
 
 @attrs.frozen(eq=False)
@@ -160,6 +165,7 @@ def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
         "layers": stage.config.layers,
         "read_gb_per_second": stage.ceilings.read / 1e9,
         "gemm_tflops": stage.ceilings.gemm / 1e12,
+        "gemm_sustained_tflops": stage.ceilings.sustained / 1e12,
         "weight_gb_per_step": stage.weights.step_bytes(1) / 1e9,
         "ready_seconds": stage.seconds,
     }
@@ -180,7 +186,10 @@ def open_stage(asked: Asked, say: Callable[[str], None]) -> Stage:
     region = Region(block.ptr, block.nbytes)
     gemm = CublasLt(region.take((WORKSPACE_BYTES,), "u8"), card.stream.ptr)
     ceilings = _ceilings(card, gemm, Region(region.base + region.used, region.nbytes - region.used))
-    say(f"reads {ceilings.read / 1e9:.0f} GB/s, bf16 product {ceilings.gemm / 1e12:.0f} TFLOP/s")
+    say(
+        f"reads {ceilings.read / 1e9:.0f} GB/s, bf16 product {ceilings.gemm / 1e12:.0f} TFLOP/s, "
+        f"{ceilings.sustained / 1e12:.0f} for a second"
+    )
     begun = time.monotonic()
     moe = config.moe
     loader = RandomLoader(
@@ -202,8 +211,9 @@ def _ceilings(card: Card, gemm: CublasLt, spare: Region) -> Ceilings:
     size = min(8 << 30, spare.nbytes // 2)
     made = RandomWeights(card.library, spare.take)
     x, w = (made.values((SIDE, SIDE), "bf16", 1.0) for _ in range(2))
-    rate = gemm_rate(card, gemm, x, w, spare.take((SIDE, SIDE), "bf16"))
-    return Ceilings(read_rate(card, spare.take((size,), "u8")), rate)
+    product = card, gemm, x, w, spare.take((SIDE, SIDE), "bf16")
+    rate = gemm_rate(*product)
+    return Ceilings(read_rate(card, spare.take((size,), "u8")), rate, sustained_gemm_rate(*product))
 
 
 def _program(
@@ -260,6 +270,7 @@ def _prefill(stage: Stage, count: int) -> dict[str, Any]:
         "tokens": count,
         "tokens_per_second": rate,
         "gemm_fraction": rate * stage.weights.flops / stage.ceilings.gemm,
+        "gemm_sustained_fraction": rate * stage.weights.flops / stage.ceilings.sustained,
     }
 
 

@@ -44,3 +44,20 @@ def gemm_rate(card: Card, gemm: CublasLt, x: DeviceArray, w: DeviceArray, out: D
     """Floating-point operations a second of one bf16 product."""
     seconds = seconds_of(card, lambda: gemm(x, w, out))
     return 2 * x.shape[0] * x.shape[1] * w.shape[0] / seconds
+
+
+def sustained_gemm_rate(
+    card: Card, gemm: CublasLt, x: DeviceArray, w: DeviceArray, out: DeviceArray, seconds: float = 1.0
+) -> float:
+    """The same over ``seconds`` of products without a pause: what the card's power limit leaves of it."""
+    import cupy
+
+    flops = 2 * x.shape[0] * x.shape[1] * w.shape[0]
+    times = max(1, round(seconds * gemm_rate(card, gemm, x, w, out) / flops))
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    begin.record(card.stream)
+    for _ in range(times):
+        gemm(x, w, out)
+    end.record(card.stream)
+    end.synchronize()
+    return float(times * flops / (cupy.cuda.get_elapsed_time(begin, end) / 1e3))

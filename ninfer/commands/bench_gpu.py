@@ -117,13 +117,15 @@ def as_text(found: dict[str, Any]) -> str:
     lines = [
         f"{found['card']}: {found['shape']} {found['recipe']}, {found['layers']} layers, "
         f"{found['kv_dtype']} cache",
-        f"  ceilings: {found['read_gb_per_second']:.0f} GB/s read, {found['gemm_tflops']:.0f} TFLOP/s bf16",
+        f"  ceilings: {found['read_gb_per_second']:.0f} GB/s read, {found['gemm_tflops']:.0f} TFLOP/s bf16 "
+        f"({found['gemm_sustained_tflops']:.0f} sustained for a second)",
         f"  ready in {found['ready_seconds']:.1f} s; weights {found['weight_gb_per_step']:.2f} GB a step",
     ]
     for row in found["prefill"]:
         lines.append(
             f"  prefill {row['tokens']:6}: {row['tokens_per_second']:8.0f} tok/s, "
-            f"{row['gemm_fraction']:.3f} of the product rate"
+            f"{row['gemm_fraction']:.3f} of the product rate, "
+            f"{row['gemm_sustained_fraction']:.3f} of the sustained one"
         )
     for row in found["decode"]:
         lines.append(

@@ -27,7 +27,9 @@ from ninfer.ops.verbs import Step
 TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
 SHARED_BY = 8  # value heads of a key head that tiles_prepare has room for
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
-STAGE_BYTES = 2 * TILE * DELTA_DIM * 2 + TILE * TILE * 2 + 2 * LOWER * 2 + 2 * TILE * 4  # Stage of delta_tiles.cu
+STAGE_BYTES = (
+    2 * TILE * DELTA_DIM * 2 + TILE * TILE * 2 + 2 * LOWER * 2 + 2 * TILE * 4
+)  # Stage of delta_tiles.cu
 
 
 @attrs.frozen(eq=False)

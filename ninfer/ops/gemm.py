@@ -1,8 +1,9 @@
 """cuBLASLt through ctypes: bf16 products for many rows, with an algorithm pinned for each matrix shape.
 
 Owns a handle and its fixed workspace, so products may be captured.  The algorithm for (N, K, output kind)
-is chosen once, for ``TUNED_ROWS`` rows and without split sums, and kept for every number of rows: a row's
-sum then runs over K in one order, whatever chunk it comes in.
+is pinned to what cuBLAS names first for ``TUNED_ROWS`` rows without split sums.  While a program warms up
+(``trying``), others take its place for few rows if they are faster and their bits are the same: a row's sum
+runs over K in one order, whatever chunk it comes in and whichever algorithm was faster today.
 
 The one thing a reader would get wrong: cuBLAS is column-major.  y (T, N) = x (T, K) @ w (N, K).T is asked
 for as y.T (N, T) = w.T.T @ x.T, so "m" is N and "n" is T.
@@ -10,7 +11,11 @@ for as y.T (N, T) = w.T.T @ x.T, so "m" is N and "n" is T.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -22,6 +27,10 @@ from ninfer.kernels_cu.libraries import find_library
 
 WORKSPACE_BYTES = 32 << 20
 TUNED_ROWS = 2048
+FEW_ROWS = (64, 128, 256, 512, 1024)  # up to so many rows a choice reaches; one more is for all others
+_ASKED_ROWS = (*FEW_ROWS, TUNED_ROWS, 8192)
+_ASKED, _WORTH, _LONG_SECONDS = 8, 0.95, 1e-3  # answers each; least gain; products that are left alone
+_COMPARED, _REPEATS = 32, 3  # rows at either end; timed runs
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANS_A, _PREF_WORKSPACE, _PREF_REDUCTION = 3, 1, 3
 _TYPES = {"bf16": _R_16BF, "f32": _R_32F}
@@ -40,6 +49,19 @@ class _Choice(ctypes.Structure):
     )
 
 
+class Clock(Protocol):
+    """What a trial needs of the stream; ``runtime.cuda_transfers.Transfers`` is one."""
+
+    def mark(self) -> Any:
+        """Mark this point of the stream; the mark has ``wait``."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Device time between two marks that have been passed."""
+
+    def read(self, arrays: Sequence[DeviceArray]) -> Any:
+        """Copy arrays, end to end, into fresh host memory; waits for them."""
+
+
 class Gemm(Protocol):
     """A product for many rows."""
 
@@ -49,16 +71,21 @@ class Gemm(Protocol):
         """out = x @ w.T (+ add): x (T, K) bf16, w (N, K) bf16, out (T, N) bf16 or f32, add like out."""
 
 
+_Key = tuple[int, int, str, bool]  # N, K, output kind, whether something is added
+
+
 @attrs.define(eq=False)
 class CublasLt:
-    """Products on ``stream`` with a workspace of ``WORKSPACE_BYTES``."""
+    """Products on ``stream`` with a workspace of ``WORKSPACE_BYTES``; ``clock`` is there during a trial."""
 
     workspace: DeviceArray
     stream: int = 0
+    clock: Clock | None = None
     _lib: Any = None
     _handle: Any = None
     _product: Any = None
-    _pinned: dict[tuple[int, int, str, bool], Any] = attrs.field(factory=dict)
+    _pinned: dict[_Key, Any] = attrs.field(factory=dict)
+    _chosen: dict[tuple[_Key, int], Any] = attrs.field(factory=dict)
     _layouts: dict[tuple[int, int, int, int], Any] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -90,7 +117,13 @@ class CublasLt:
             or (add is not None and add.shape != out.shape)
         ):
             raise ValueError(f"gemm: {x.shape} @ {w.shape}.T -> {out.shape}")
-        algorithm = self._algorithm(width, columns, out.kind, add is not None)
+        run = functools.partial(self._multiply, x, w, out, add)
+        run(self._algorithm((width, columns, out.kind, add is not None), out, run))
+
+    def _multiply(
+        self, x: DeviceArray, w: DeviceArray, out: DeviceArray, add: DeviceArray | None, algorithm: Any
+    ) -> None:
+        (rows, columns), width = x.shape, w.shape[0]
         left, right = self._layout(_R_16BF, columns, width), self._layout(_R_16BF, columns, rows)
         result = self._layout(_TYPES[out.kind], width, rows)
         self._do(
@@ -113,27 +146,91 @@ class CublasLt:
             self._layouts[key] = made
         return self._layouts[key]
 
-    def _algorithm(self, width: int, columns: int, kind: str, adds: bool) -> Any:
-        key = (width, columns, kind, adds)
+    def _algorithm(self, key: _Key, out: DeviceArray, run: Callable[[Any], None]) -> Any:
+        place = key, sum(out.shape[0] > reach for reach in FEW_ROWS)
+        if place not in self._chosen and self.clock is not None:
+            self._chosen[place] = self._try(key, out, run, self.clock)
+        return self._chosen.get(place) or self._pin(key)
+
+    def _pin(self, key: _Key) -> Any:
         if key not in self._pinned:
-            self._pinned[key] = ctypes.byref(self._choose(width, columns, kind).algorithm)
+            self._pinned[key] = ctypes.byref(self._answers(key, TUNED_ROWS, 1)[0].algorithm)
         return self._pinned[key]
 
-    def _choose(self, width: int, columns: int, kind: str) -> _Choice:
+    def _try(self, key: _Key, out: DeviceArray, run: Callable[[Any], None], clock: Clock) -> Any:
+        rows = out.shape[0]
+        ends = out.rows(0, min(_COMPARED, rows)), out.rows(max(0, rows - _COMPARED), rows)
+
+        def others() -> Iterator[Any]:
+            asked = (one for rows in _ASKED_ROWS for one in self._answers(key, rows, _ASKED))
+            for one in {bytes(one.algorithm): one for one in asked}.values():
+                yield ctypes.byref(one.algorithm)
+
+        return fastest(clock, run, self._pin(key), others(), ends)
+
+    def _answers(self, key: _Key, rows: int, most: int) -> list[_Choice]:
+        """What cuBLAS names for so many rows, the best first by its own guess.  Raises StartupError."""
+        width, columns, kind, _ = key
         preference, count = ctypes.c_void_p(), ctypes.c_int()
         limit, no_split = ctypes.c_uint64(self.workspace.nbytes), ctypes.c_uint32(0)
         self._do("MatmulPreferenceCreate", ctypes.byref(preference))
         for attribute, value in ((_PREF_WORKSPACE, limit), (_PREF_REDUCTION, no_split)):
             size = ctypes.c_size_t(ctypes.sizeof(value))
             self._do("MatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(value), size)
-        result = self._layout(_TYPES[kind], width, TUNED_ROWS)
-        choice = _Choice()
+        result = self._layout(_TYPES[kind], width, rows)
+        choices = (_Choice * most)()
         self._do(
             "MatmulAlgoGetHeuristic", self._handle, self._product,
-            self._layout(_R_16BF, columns, width), self._layout(_R_16BF, columns, TUNED_ROWS),
-            result, result, preference, 1, ctypes.byref(choice), ctypes.byref(count),
+            self._layout(_R_16BF, columns, width), self._layout(_R_16BF, columns, rows),
+            result, result, preference, most, choices, ctypes.byref(count),
         )  # fmt: skip
         self._do("MatmulPreferenceDestroy", preference)
         if not count.value:
             raise StartupError(f"cuBLAS has no product of {columns} by {width} for this card")
-        return choice
+        return list(choices[: count.value])
+
+
+def fastest(
+    clock: Clock,
+    run: Callable[[Any], None],
+    pinned: Any,
+    others: Iterable[Any],
+    results: Sequence[DeviceArray],
+) -> Any:
+    """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change."""
+    limit = _WORTH * _seconds(clock, run, pinned)
+    if limit > _LONG_SECONDS:
+        return pinned
+    want = bytes(clock.read(results))
+    timed = [(_seconds(clock, run, one), one) for one in others]
+    for seconds, one in sorted(timed, key=operator.itemgetter(0)):
+        if seconds > limit:
+            break
+        run(one)
+        if bytes(clock.read(results)) == want:
+            return one
+    return pinned
+
+
+def _seconds(clock: Clock, run: Callable[[Any], None], algorithm: Any) -> float:
+    """Device seconds of one run, the first left out."""
+    run(algorithm)
+    begin = clock.mark()
+    for _ in range(_REPEATS):
+        run(algorithm)
+    end = clock.mark()
+    end.wait()
+    return clock.seconds(begin, end) / _REPEATS
+
+
+@contextlib.contextmanager
+def trying(gemm: Gemm, clock: Clock) -> Iterator[None]:
+    """While this lasts, products of a new shape and number of rows choose their algorithm by trial."""
+    if not isinstance(gemm, CublasLt):
+        yield
+        return
+    gemm.clock = clock
+    try:
+        yield
+    finally:
+        gemm.clock = None

@@ -48,7 +48,7 @@ from ninfer.ops.cuda_state import (
     page_bytes,
 )
 from ninfer.ops.cuda_vision import CudaVision, check_vision, wide_biases
-from ninfer.ops.gemm import Gemm
+from ninfer.ops.gemm import FEW_ROWS, Gemm, trying
 from ninfer.ops.gemm_bias import Plane, PlaneGemm
 from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.numpy_attention import Rotary
@@ -297,7 +297,9 @@ def reset(program: CudaProgram) -> None:
 def warm(program: CudaProgram) -> None:
     """Run every body once, capture every graph, and forget all of it."""
     reset(program)
-    _widest(program, range(1, program.geometry.lanes + 1), turns=2)
+    with trying(program.verbs.products.gemm, program.transfers):
+        _widest(program, range(1, program.geometry.lanes + 1), turns=2)
+        _short(program)
     program.transfers.mark().wait()
     reset(program)
 
@@ -321,6 +323,15 @@ def _widest(program: CudaProgram, batches: Sequence[int], turns: int, item: int 
         for row, result in zip(rows, found, strict=True):
             if draft:
                 program.run(Settle(row.lane, row.slot, len(result.tokens)))
+
+
+def _short(program: CudaProgram) -> None:
+    """Run prompt pieces of every number of rows that products choose an algorithm for."""
+    g = program.geometry
+    pages = tuple(range(min(g.pages, -(-g.max_context // PAGE_TOKENS))))
+    for rows in FEW_ROWS:
+        if rows < min(g.prefill_chunk, len(pages) * PAGE_TOKENS):
+            program.run(Prefill(0, 0, 0, tuple(i % g.vocab for i in range(rows)), pages, sample=True))
 
 
 def rehearse(

@@ -108,9 +108,13 @@ def test_figures_read_as_sentences():
     }  # fmt: skip
     found = {
         "card": "Card", "shape": "s", "recipe": "bf16", "layers": 64, "kv_dtype": "bf16",
-        "read_gb_per_second": 4400.0, "gemm_tflops": 750.0, "ready_seconds": 3.0,
-        "weight_gb_per_step": 51.2,
-        "prefill": [{"tokens": 8192, "tokens_per_second": 9000.0, "gemm_fraction": 0.6}], "decode": [row],
+        "read_gb_per_second": 4400.0, "gemm_tflops": 750.0, "gemm_sustained_tflops": 690.0,
+        "ready_seconds": 3.0, "weight_gb_per_step": 51.2, "decode": [row],
+        "prefill": [{
+            "tokens": 8192, "tokens_per_second": 9000.0,
+            "gemm_fraction": 0.6, "gemm_sustained_fraction": 0.65,
+        }],
     }  # fmt: skip
     text = as_text(found)
+    assert "0.650 of the sustained one" in text and "690 sustained" in text
     assert "80.0 tok/s" in text and "0.900 of the read rate" in text and "0.600 of the product rate" in text

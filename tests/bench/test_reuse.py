@@ -76,7 +76,8 @@ def test_the_figures_read_as_sentences():
     }  # fmt: skip
     found = {
         "card": "Card", "shape": "s", "recipe": "fp8", "layers": 64, "kv_dtype": "bf16",
-        "read_gb_per_second": 4400.0, "gemm_tflops": 750.0, "ready_seconds": 3.0,
+        "read_gb_per_second": 4400.0, "gemm_tflops": 750.0, "gemm_sustained_tflops": 690.0,
+        "ready_seconds": 3.0,
         "weight_gb_per_step": 27.0, "prefill": [], "decode": [], "reuse": [row],
     }  # fmt: skip
     text = as_text(found)

@@ -10,8 +10,10 @@ import pytest
 
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.gemm import FEW_ROWS, trying
 from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.stored import CODES, stored_matrix
+from ninfer.runtime.cuda_transfers import CupyTransfers
 from tests.device.card import BF16, bench
 from tests.device.tolerance import BF16_REDUCTION, LINEAR_TC
 
@@ -129,6 +131,22 @@ def test_wide_products_keep_a_rows_bits_in_any_chunk(form, shape):
     LINEAR_TC.check(whole, want)
     for begin, end in ((0, 1), (0, 64), (64, 65), (128, 1152), (1100, 1500), (1499, 1500)):
         assert (product(x[begin:end], matrix, wide=True) == whole[begin:end]).all(), (begin, end)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("shape", [(1024, 5120), (48, 5120), (2048, 6144)], ids=str)
+def test_algorithms_chosen_by_trial_keep_the_bits_of_the_pinned_one(shape, kind):
+    b = bench()
+    matrix, _ = weight("bf16", *shape)
+    x, ending = rows_of(1500, shape[1]), Ending.STORE_BF16 if kind == "bf16" else Ending.STORE_F32
+    whole = product(x, matrix, ending, wide=True)
+    before = len(b.gemm._chosen)
+    with trying(b.gemm, CupyTransfers(b.card.stream)):
+        for rows in (1, 64, 100, 200, 500, 1000):
+            assert (product(x[:rows], matrix, ending, wide=True) == whole[:rows]).all(), rows
+    assert len(b.gemm._chosen) == before + len(FEW_ROWS)
+    for begin, end in ((0, 1), (7, 71), (64, 192), (300, 800), (0, 1500)):
+        assert (product(x[begin:end], matrix, ending, wide=True) == whole[begin:end]).all(), (begin, end)
 
 
 @pytest.mark.parametrize("form, columns", [("bf16", 33), ("fp8_e4m3fn_row_bf16", 52), ("q5_g64_fp16", 70)])
