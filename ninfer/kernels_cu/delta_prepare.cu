@@ -7,6 +7,8 @@
 //
 // The one thing a reader would get wrong: in those products the k index of a step of eight is permuted (t and t + 4
 // stand for 2t and 2t + 1), on both sides alike, so that a result is the next product's operand as it lies.
+//
+//: spills tiles_prepare 64
 #include "delta_tile.cuh"
 
 constexpr int GROUP = 3, SHARED_BY = 8;  // value heads inverted at once; the most that may share a key head
@@ -43,8 +45,6 @@ __device__ __forceinline__ float fade_of(const DeltaLayer& layer, int head, floa
     float x = a + layer.dt_bias[head];
     return expf(layer.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
 }
-
-__device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 __device__ __forceinline__ float mix(const float (&w)[TAPS], float x0, float x1, float x2, float x3) {
     return quick_silu(fmaf(w[3], x3, fmaf(w[2], x2, fmaf(w[1], x1, w[0] * x0))));
@@ -109,18 +109,18 @@ __device__ __forceinline__ void prepare_keys(Solve& w, const Prepared& to, const
     });
 }
 
-// beta of the tile's rows, and g where its running sums will be, of the value heads that share a key head.
+// beta of the tile's rows, and g / log 2 where its running sums will be, of the value heads that share a key head.
 __device__ __forceinline__ void gates(Solve& w, const DeltaRows& in, const DeltaLayer& layer, int count, int head,
                                       int heads, int begin) {
     for (int e = threadIdx.x; e < heads * TILE; e += 256) {
         int which = e / TILE, row = begin + e % TILE, at = row * in.gate_stride + head + which;
         bool live = row >= 0 && row < count;
-        w.sums[which][e % TILE] = live ? -fade_of(layer, head + which, __bfloat162float(in.a[at])) : 0.0f;
+        w.sums[which][e % TILE] = live ? -LOG2_E * fade_of(layer, head + which, __bfloat162float(in.a[at])) : 0.0f;
         w.betas[which][e % TILE] = live ? beta_of(__bfloat162float(in.b[at])) : 0.0f;
     }
 }
 
-// Running sums of g, a warp a value head, and what tiles_run needs of them.
+// Running sums of g / log 2, a warp a value head, and what tiles_run needs of them.
 __device__ __forceinline__ void sum_gates(Solve& w, const Prepared& to, int head, int heads, long long rows) {
     int lane = threadIdx.x % 32, which = threadIdx.x / 32;
     if (which >= heads) return;
@@ -134,8 +134,8 @@ __device__ __forceinline__ void sum_gates(Solve& w, const Prepared& to, int head
     float before = sum - total + mine.x, last = __shfl_sync(~0u, sum, 31);
     reinterpret_cast<float2*>(w.sums[which])[lane] = make_float2(before, sum);
     long long at = (head + which) * rows + blockIdx.x * TILE;
-    reinterpret_cast<float2*>(to.into + at)[lane] = make_float2(expf(before), expf(sum));
-    reinterpret_cast<float2*>(to.out_of + at)[lane] = make_float2(expf(last - before), expf(last - sum));
+    reinterpret_cast<float2*>(to.into + at)[lane] = make_float2(exp2f(before), exp2f(sum));
+    reinterpret_cast<float2*>(to.out_of + at)[lane] = make_float2(exp2f(last - before), exp2f(last - sum));
 }
 
 // K K^T and Q K^T: a warp takes 16 rows and 32 columns.
@@ -170,8 +170,8 @@ __device__ __forceinline__ void decay(float* a, bf16* out, const float (&kk)[4][
 #pragma unroll
         for (int e = 0; e < 4; e++) {  // row g or g + 8, columns 2t or 2t + 8 and the next
             int row = i * 16 + e / 2 * 8 + lane / 4, column = j * 16 + e % 2 * 8 + lane % 4 * 2, n = b * 2 + e % 2;
-            float d0 = column <= row ? __expf(sums[row] - sums[column]) : 0.0f;
-            float d1 = column + 1 <= row ? __expf(sums[row] - sums[column + 1]) : 0.0f;
+            float d0 = column <= row ? exp2_fast(sums[row] - sums[column]) : 0.0f;
+            float d1 = column + 1 <= row ? exp2_fast(sums[row] - sums[column + 1]) : 0.0f;
             words[e] = pack2(qk[n][e / 2 * 2] * d0, qk[n][e / 2 * 2 + 1] * d1);
             *reinterpret_cast<float2*>(a + row * STRIDE + column) =
                 make_float2(column < row ? betas[row] * kk[n][e / 2 * 2] * d0 : 0.0f,
@@ -258,11 +258,13 @@ __device__ __forceinline__ void solve(Solve& w, bf16* lower, const float (&kk)[4
     int warp = threadIdx.x / 32;
     for (int done = 0; done < heads; done += GROUP) {
         int now = min(GROUP, heads - done);
+#pragma unroll 1
         for (int h = 0; h < now; h++)
             decay(w.a[h], lower + ((done + h) * 2 + 1) * LOWER, kk, qk, w.sums[done + h], w.betas[done + h]);
         __syncthreads();
         invert_diagonal(w, now);
         __syncthreads();
+#pragma unroll 1
         for (int task = warp; task < now * 4; task += 8) {
             int h = task % now, j = task / now;
             solve_column(lower + (done + h) * 2 * LOWER, w.a[h], j, w.betas[done + h]);

@@ -30,6 +30,11 @@ __device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
 // of row g, then of row g + 8, which are the B fragments of x @ square^T for its first and its last eight rows.
 __device__ __forceinline__ int square(int i, int j) { return (i * (i + 1) / 2 + j) * BLOCK + threadIdx.x % 32 * 8; }
 
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// x / (1 + exp(-x)) without the care that decode takes.
+__device__ __forceinline__ float quick_silu(float x) { return x * reciprocal_fast(1.0f + exp2_fast(-LOG2_E * x)); }
+
 __device__ __forceinline__ u32 pack2(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<u32*>(&pair);

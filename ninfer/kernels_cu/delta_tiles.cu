@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const bf
         float f = rsqrtf(fmaf(sum, 1.0f / HEAD, eps));
         u32 words[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = x[j] * f * w[j] * __fdividef(y[j], 1.0f + __expf(-y[j]));
+        for (int j = 0; j < 8; j++) x[j] = x[j] * f * w[j] * quick_silu(y[j]);
 #pragma unroll
         for (int j = 0; j < 4; j++) words[j] = pack2(x[2 * j], x[2 * j + 1]);
         if (index + i * 16 < heads)

@@ -93,6 +93,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// 1 / x to 1 ulp; 0 of infinity.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // A 16-byte load of what no kernel writes (weights), leaving L1 alone.
 __device__ __forceinline__ uint4 load_stream(const void* p) {
     uint4 v;

@@ -80,6 +80,7 @@ template <int N> inline void copies_wait() {
     while (groups.size() > N) { emu::land(groups.front()); groups.erase(groups.begin()); }
 }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline uint4 load_stream(const void* p) { return *(const uint4*)p; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 inline void await_predecessor() {}
