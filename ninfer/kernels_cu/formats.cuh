@@ -1,13 +1,12 @@
 // Weight formats as the file stores them, and their way to tensor-core fragments.
 //
-// Owns the decoding of bf16, fp8 rows, q8/q5/q6/q4 groups and nvfp4.  Two routes: ``decode8`` widens
-// eight columns to float32 (embedding, dequantisation, odd shapes); ``Format<F>`` turns the 8-byte
-// pieces of a row into bf16 A-fragments without ever rounding a code (integers up to 256, e4m3
-// and e2m1 x e4m3 are exact in bf16), so group scales multiply float32 sums.  Grouped codes
-// come out with a constant added, which costs nothing to remove from a float32 sum.
+// Owns the decoding of bf16, fp8 rows, q8/q5/q6/q4 groups and nvfp4.  Three routes: ``decode`` widens a
+// column to float32 (embedding, dequantisation, odd shapes); the 8-byte pieces of a row become A fragments in
+// bf16 or fp16, or in signed bytes where codes are integers.  No route ever rounds a code (integers up to
+// 256, e4m3 and e2m1 x e4m3 are exact), so group scales multiply sums.
 //
-// The one thing a reader would get wrong: codes leave nibble order.  Word w of a 4-bit piece yields the
-// pairs (0,4) (1,5) (2,6) (3,7); whoever stages x must permute every 8 columns the same way (ORDER).
+// The one thing a reader would get wrong: codes leave their order.  Word w of a 4-bit piece yields the pairs
+// (0,4) (1,5) (2,6) (3,7), or bytes as ``signed_bytes`` says; whoever stages x must permute it the same way.
 #pragma once
 #include "ptx.cuh"
 
@@ -82,8 +81,7 @@ __device__ __forceinline__ float decode(const Matrix& m, long n, int k, int colu
     return signed_code(nibble, F == Q4 ? 4 : F == Q5 ? 5 : 6) * scale;
 }
 
-// 1 * a + b on two bf16, and a * b, in the one instruction that sm_80 has for them.
-__device__ __forceinline__ u32 add_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, 0x3f803f80u, b); }
+// a * b on two bf16, in the one instruction that sm_80 has for it.
 __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000u); }
 
 // Columns of x go to shared memory in the order in which codes come out of a piece.
@@ -97,30 +95,45 @@ __device__ __forceinline__ uint4 in_code_order(uint4 x) {
                       __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632));
 }
 
-// Four pairs of codes out of one word of nibbles, each CODE_BASE too large; ``high`` holds the word's bits
-// above the nibbles.  Whoever multiplies such pairs starts its sums at -CODE_BASE times the sum of x.
+// Sixteen codes of 4, 5 or 6 bits as signed bytes, 16 times too large for 4; eight of 8 bits as they are.
+// The bits above a nibble select its upper half: a byte permutation takes four of them at once, each nibble
+// of its selector naming one of eight bytes that hold what the bits of that number mean.
 template <int F>
-constexpr float CODE_BASE = F == Q4 ? 136.0f : F == Q5 ? 144.0f : 160.0f;
-
-template <int F>
-__device__ __forceinline__ void unpack_raised(u32 (&pair)[4], u32 word, u32 high, u32 nibbles) {
-    constexpr u32 OFFSET = F == Q4 ? 0x43084308u : F == Q5 ? 0x43104310u : 0x43204320u;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        pair[i] = and_xor(word >> 4 * i, nibbles, OFFSET);
-        if constexpr (F == Q5) pair[i] ^= (high * (16u >> i)) & 0x00100010u;
-        if constexpr (F == Q6) pair[i] ^= (i < 3 ? high * (16u >> 2 * i) : high >> 2) & 0x00300030u;
+__device__ __forceinline__ void signed_bytes(u32 (&out)[4], uint2 codes, u32 high) {
+    constexpr u32 LOW = 0x0f0f0f0fu;
+    if constexpr (F == Q8) {
+        out[0] = codes.x, out[1] = codes.y;
+    } else if constexpr (F == Q4) {  // columns 0 2 4 6, 1 3 5 7, and the same of the second word
+        out[0] = (codes.x << 4) & ~LOW, out[1] = codes.x & ~LOW;
+        out[2] = (codes.y << 4) & ~LOW, out[3] = codes.y & ~LOW;
+    } else if constexpr (F == Q5) {  // columns 0 4 8 12, 1 5 9 13, 2 6 10 14, 3 7 11 15
+        u32 even = __byte_perm(codes.x, codes.y, 0x6420), odd = __byte_perm(codes.x, codes.y, 0x7531);
+        out[0] = (even & LOW) | (__byte_perm(0xff00ff00u, 0xff00ff00u, high) & ~LOW);
+        out[1] = ((even >> 4) & LOW) | (__byte_perm(0xffff0000u, 0xffff0000u, high) & ~LOW);
+        out[2] = (odd & LOW) | (__byte_perm(0, 0xffffffffu, high) & ~LOW);
+        out[3] = ((odd >> 4) & LOW) | (__byte_perm(0, 0xffffffffu, high >> 1) & ~LOW);
+    } else {  // as 4 bits
+        constexpr u32 UPPER = 0xf0e01000u;
+        u32 even = high & 0x33333333u, odd = (high >> 2) & 0x33333333u;
+        out[0] = (codes.x & LOW) | __byte_perm(UPPER, 0, even);
+        out[1] = ((codes.x >> 4) & LOW) | __byte_perm(UPPER, 0, odd);
+        out[2] = (codes.y & LOW) | __byte_perm(UPPER, 0, even >> 16);
+        out[3] = ((codes.y >> 4) & LOW) | __byte_perm(UPPER, 0, odd >> 16);
     }
 }
 
-// The same, exact.
-template <int F>
-__device__ __forceinline__ void unpack_word(u32 (&pair)[4], u32 word, u32 high) {
-    constexpr u32 BASE = F == Q4 ? 0xc308c308u : F == Q5 ? 0xc310c310u : 0xc320c320u;
-    unpack_raised<F>(pair, word, high, 0x000f000fu);
-#pragma unroll
-    for (int i = 0; i < 4; i++) pair[i] = add_bf16x2(pair[i], BASE);
+// e2m1 x scale in fp16: four codes become the upper bytes of fp16 numbers 2^14 too small, then pairs.
+__device__ __forceinline__ void e2m1_to_fp16(u32 (&pair)[4], u32 word, u32 scale) {
+    u32 even = ((word << 4) & 0x80808080u) | ((word << 1) & 0x0e0e0e0eu);
+    u32 odd = (word & 0x80808080u) | ((word >> 3) & 0x0e0e0e0eu);
+    pair[0] = mul_fp16x2(__byte_perm(even, 0, 0x2404), scale);
+    pair[1] = mul_fp16x2(__byte_perm(odd, 0, 0x2404), scale);
+    pair[2] = mul_fp16x2(even & 0xff00ff00u, scale);
+    pair[3] = mul_fp16x2(odd & 0xff00ff00u, scale);
 }
+
+// An e4m3 scale times 2^7, twice in fp16, so that weights come out times 2^-7: exact down to the smallest.
+__device__ __forceinline__ u32 e2m1_scale(u32 bits) { return mul_fp16x2(bits * 0x00800080u, 0x78007800u); }
 
 // e2m1 x (scale * 2^-8): sign and magnitude move by one multiplication, the scale rebases the exponent.
 __device__ __forceinline__ void unpack_nvfp4(u32 (&pair)[4], u32 word, u32 scale) {

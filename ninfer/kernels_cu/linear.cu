@@ -3,7 +3,7 @@
 // The grid is one block a multiprocessor.  A block has two or three teams of eight working warps and one
 // that keeps the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which
 // may lie in two matrices: gate and up); its warps take the units of every stage in turn, decode them to
-// bf16 fragments and multiply on the tensor cores; x lies in shared memory in code order.  The warps' sums
+// fragments and multiply on the tensor cores; x lies in shared memory as the codes want it.  The warps' sums
 // meet in shared memory, part by part where there are many columns, and when x does not fit one block its
 // parts are spread over blocks whose sums meet in global memory, always in ascending order.  So a row's bits
 // depend on its weights and its x alone: not on the number of rows, the grid, or which block came last.
@@ -46,7 +46,7 @@ __device__ __forceinline__ void put(const Call& call, const Matrix& m, int token
     if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[at] = call.residual[at] + y;
 }
 
-// Scale a finished tile and store it.  Lane (g, t) holds rows g and g + 8 of tokens 2t and 2t + 1.
+// Scale a finished tile and store it.  Lane (g, t) holds rows g and g + 8 of two tokens.
 template <int F>
 __device__ __forceinline__ void store(float4 total, const Call& call, const Place& at, const float* token_scale, int lane) {
     const Matrix &low = call.matrices[at.matrix[0]], &high = call.matrices[at.matrix[1]];
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store(float4 total, const Call& call, const Plac
     float fa = a < low.rows ? row_factor<F>(low, a) : 0, fb = b < high.rows ? row_factor<F>(high, b) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int token = lane % 4 * 2 + i;
+        int token = row_of<F>(lane, i);
         if (token >= call.rows) continue;
         float scale = token_scale[token];
         float ya = (i ? total.y : total.x) * fa * scale, yb = (i ? total.w : total.z) * fb * scale;
@@ -153,15 +153,14 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     float4* meet = reinterpret_cast<float4*>(shared) + owner * SPANS * 32;
     float4* carry = reinterpret_cast<float4*>(shared) + 2 * SIDE + owner * 32;
     u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
-    float* starts = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
-    u8* x = reinterpret_cast<u8*>(starts) + (L::OFFSET ? all.columns() / 64 * ROWS * 4 : 0);
+    float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
+    u8* x = reinterpret_cast<u8*>(scales) + all.columns() / 64 * L::X_SCALES;
     if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims + number * 2);
     await_predecessor();
-    stage_rows<F>(call, control, x, starts, all.begin * L::COLUMNS, all.columns());
+    stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, all.columns());
 
-    const u8* mine = x + min(lane / 4, call.rows - 1) * L::x_stride(all.columns()) + lane % 4 * L::X_PIECE;
+    Operand<F> mine(x, scales, call.rows, all.columns(), lane);
     int slot = 0, parity = 0, round = 0;
-    u32 nibbles = call.nibbles;
     for (int turn = 0;; turn = turn + 1 == crew ? 0 : turn + 1) {
         phase_wait(&control.full[team][slot], parity);
         int tile = control.tile[team][slot];
@@ -173,7 +172,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
                 int unit = share.unit(s) + span;
                 phase_wait(&control.full[team][slot], parity);
                 if (unit < part.units)
-                    multiply<F>(sum, ring + slot * L::STAGE, mine, starts, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane, nibbles);
+                    multiply<F>(sum, ring + slot * L::STAGE, mine, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane);
                 __syncwarp();
                 if (lane == 0) phase_arrive(&control.empty[team][slot]);
                 if (++slot == stages) slot = 0, parity ^= 1;

@@ -34,7 +34,6 @@ struct Call {
     u32* claims;            // two for each group and part, zero between launches
     int rows, columns, parts, beginning, ending;
     float eps;
-    u32 nibbles;  // 0x000f000f, in a register because an instruction has room for one immediate
     int stages;
     int split;    // blocks that a tile's parts are spread over: all parts, or 1
     int joint;    // whether all teams work on one tile, each on its 8 of every 24 units
@@ -62,14 +61,15 @@ __device__ __forceinline__ Place locate(const Call& call, const Group& group, in
 
 template <int F>
 struct Layout {
-    static constexpr bool NIBBLES = F >= Q4, OFFSET = F == Q4 || F == Q5 || F == Q6;
+    static constexpr bool NIBBLES = F >= Q4, HALVES = F == FP8 || F == NVFP4;  // x is fp16
+    static constexpr bool FIXED = F != BF16 && !HALVES;                        // x is 16-bit integers, two bytes each
     static constexpr int COLUMNS = F == BF16 ? 32 : NIBBLES ? 128 : 64;        // of one unit
     static constexpr int HIGH_ROW = F == Q5 ? 144 : F == Q6 ? 272 : 0;         // bytes of a row of high bits
     static constexpr int SCALE_ROW = F == NVFP4 ? 68 : F == BF16 || F == FP8 ? 0 : 36;
     static constexpr int HIGH = 16 * CODE_ROW, SCALES = HIGH + 16 * HIGH_ROW;  // where they begin
     static constexpr int STAGE = (SCALES + 16 * SCALE_ROW + 127) / 128 * 128;
-    static constexpr int X_PIECE = F == BF16 ? 8 : NIBBLES ? 32 : 16;          // bytes of x a lane reads at once
-    static constexpr int X_PAD = F == BF16 ? 32 : NIBBLES ? 16 : 64;           // spreads rows of x over the banks
+    static constexpr int X_SCALES = FIXED ? 64 : HALVES ? 32 : 0;              // bytes for 64 columns of all rows
+    static constexpr int X_PAD = F == BF16 ? 32 : F == FP8 ? 64 : F == NVFP4 ? 16 : 0;  // spreads rows over the banks
     __device__ static int x_stride(int columns) { return columns * 2 + X_PAD; }
 };
 

@@ -202,22 +202,6 @@ __device__ __forceinline__ void phase_wait(unsigned long long* barrier, u32 pari
     }
 }
 
-// d = a @ b + c where c holds the same two numbers for rows g and g + 8.
-__device__ __forceinline__ void mma_bf16_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float2 c) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%11,%10,%11};\n"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c.x), "f"(c.y));
-}
-
-// (a & mask) ^ flip in one instruction, which two immediate operands would make two.
-__device__ __forceinline__ u32 and_xor(u32 a, u32 mask, u32 flip) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0x6a;\n" : "=r"(d) : "r"(a), "r"(mask), "r"(flip));
-    return d;
-}
-
 // Add 1 to a counter and return what it was; earlier writes of this warp are visible to whoever sees it.
 __device__ __forceinline__ u32 count_release(u32* counter) {
     u32 seen;
@@ -251,4 +235,52 @@ __device__ __forceinline__ u32 load_acquire(const u32* p) {
     u32 seen;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(p) : "memory");
     return seen;
+}
+
+// d = a @ b in fp16 on fresh accumulators.
+__device__ __forceinline__ void mma_fp16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%10,%10,%10};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// d += a @ b; a (16, 32), b (32, 8) signed bytes, d (16, 8) integers.  Lane (g, t) holds A rows g and g + 8 and
+// B column g, each at 4t .. 4t + 3 and at 16 + 4t .. 16 + 4t + 3.
+__device__ __forceinline__ void mma_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d = a @ b + c where c holds the same two numbers for rows g and g + 8.
+__device__ __forceinline__ void mma_s8_from(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 c0, u32 c1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%10,%11};\n"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1));
+}
+
+// a * b on pairs of fp16, subnormals included.
+__device__ __forceinline__ u32 mul_fp16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+// Four e4m3 bytes as two pairs of fp16, exactly.
+__device__ __forceinline__ void e4m3_to_fp16(u32& first, u32& second, u32 bytes) {
+#if __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
+        : "=r"(first), "=r"(second)
+        : "r"(bytes));
+#else  // the exponent is moved, then rebased by 2^8
+    u32 low = __byte_perm(bytes, 0, 0x1404), high = __byte_perm(bytes, 0, 0x3424);
+    first = mul_fp16x2((low & 0x80008000u) | ((low >> 1) & 0x3f803f80u), 0x5c005c00u);
+    second = mul_fp16x2((high & 0x80008000u) | ((high >> 1) & 0x3f803f80u), 0x5c005c00u);
+#endif
 }

@@ -31,7 +31,6 @@ CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
 LAUNCHES = 64  # launches whose claims are kept apart: more than can be under way at once
 COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zero at first
 STATIC_SHARED = 2048
-NIBBLES = 0x000F000F
 MIN_STAGES, MAX_STAGES = 2, 8
 
 
@@ -43,28 +42,28 @@ class Layout:
     stage    bytes of a stage
     pad      bytes after a row of x
     cost     measured time of a byte, that of bf16 being 1
-    starts   whether sums of every 64 columns of x are kept too
+    scales   bytes of the scales of 64 columns of x
     """
 
     columns: int
     stage: int
     pad: int
     cost: float
-    starts: bool = False
+    scales: int = 0
 
 
 LAYOUTS = {
     0: Layout(32, 8704, 32, 1.0),
-    1: Layout(64, 8704, 64, 1.1),
-    2: Layout(64, 9344, 64, 1.2),
-    3: Layout(128, 9344, 16, 1.5, True),
-    4: Layout(128, 11648, 16, 1.6, True),
-    5: Layout(128, 13696, 16, 1.4, True),
-    6: Layout(128, 9856, 16, 1.7),
+    1: Layout(64, 8704, 64, 1.1, 32),
+    2: Layout(64, 9344, 0, 1.2, 64),
+    3: Layout(128, 9344, 0, 1.5, 64),
+    4: Layout(128, 11648, 0, 1.6, 64),
+    5: Layout(128, 13696, 0, 1.4, 64),
+    6: Layout(128, 9856, 16, 1.7, 32),
 }
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("7Q5ifI3i")
+_TAIL = struct.Struct("7Q5if3i")
 
 
 class Ending(enum.IntEnum):
@@ -113,9 +112,9 @@ def part_columns(columns: int, form: int, split: bool) -> int:
 def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, teams: int) -> int:
     """Dynamic shared memory of one launch."""
     layout, width = LAYOUTS[form], part_columns(columns, form, split)
-    starts = width // 64 * MAX_ROWS * 4 if layout.starts else 0
     meeting = teams * (2 * SPANS + 1) * 512
-    return meeting + teams * stages * layout.stage + starts + rows * (width * 2 + layout.pad)
+    x = rows * (width * 2 + layout.pad) + width // 64 * layout.scales
+    return meeting + teams * stages * layout.stage + x
 
 
 def teams_of(tiles: int, blocks: int) -> int:
@@ -329,7 +328,6 @@ class Linear:
             1 if scale else 2 if rows.norm else 0,
             ending,
             rows.eps,
-            NIBBLES,
             plan.stages,
             split,
             tiles <= JOINT_TILES,

@@ -321,6 +321,10 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    unsigned low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
+    return low | ((a >> 16) > (b >> 16) ? a >> 16 : b >> 16) << 16;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
 inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i); return c; }
 template <class A, class B> inline auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }

@@ -133,12 +133,6 @@ inline void phase_arrive_after_copies(unsigned long long* b) {
 inline void phase_wait(unsigned long long* b, u32 parity) {
     while ((((emu::Phase*)b)->turn & 1) == parity) emu::yield();
 }
-inline void mma_bf16_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float2 c) {
-    d[0] = d[2] = c.x;
-    d[1] = d[3] = c.y;
-    mma_bf16(d, a, b0, b1);
-}
-inline u32 and_xor(u32 a, u32 mask, u32 flip) { return (a & mask) ^ flip; }
 inline u32 count_release(u32* counter) { return (*counter)++; }
 inline u32 count_relaxed(u32* counter) { return (*counter)++; }
 inline void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
@@ -149,4 +143,40 @@ inline void add_release(u32* counter, u32 amount) { *counter += amount; }
 inline u32 load_acquire(const u32* p) {
     emu::park();
     return *(volatile const u32*)p;
+}
+inline void mma_fp16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    d[0] = d[1] = d[2] = d[3] = 0;
+    mma_fp16(d, a, b0, b1);
+}
+inline void mma_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const emu::Slot* all = emu::exchange(~0u, emu::pack(emu::Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}));
+    int g = emu::lane() / 4, t = emu::lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
+        for (int k = 0; k < 32; k++) {
+            auto left = emu::unpack<emu::Operands>(all[row % 8 * 4 + k % 16 / 4]);
+            auto right = emu::unpack<emu::Operands>(all[column * 4 + k % 16 / 4]);
+            d[i] += (int8_t)(left.a[row / 8 + 2 * (k / 16)] >> k % 4 * 8) * (int8_t)(right.b[k / 16] >> k % 4 * 8);
+        }
+    }
+}
+inline void mma_s8_from(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 c0, u32 c1) {
+    d[0] = d[2] = c0;
+    d[1] = d[3] = c1;
+    mma_s8(d, a, b0, b1);
+}
+inline u32 mul_fp16x2(u32 a, u32 b) {
+    auto one = [](u32 x, u32 y) {
+        auto wide = [](u32 bits) { uint16_t b = bits; __half h; memcpy(&h, &b, 2); return (float)h; };
+        __half h = __float2half(wide(x) * wide(y));
+        uint16_t bits; memcpy(&bits, &h, 2); return (u32)bits;
+    };
+    return one(a & 0xffff, b & 0xffff) | one(a >> 16, b >> 16) << 16;
+}
+inline void e4m3_to_fp16(u32& first, u32& second, u32 bytes) {
+    auto pair = [](u32 two) {
+        auto one = [](u32 b) { return (b & 0x80) << 8 | (b & 0x7f) << 7; };
+        return mul_fp16x2(one(two & 0xff) | one(two >> 8 & 0xff) << 16, 0x5c005c00u);
+    };
+    first = pair(bytes & 0xffff), second = pair(bytes >> 16);
 }
