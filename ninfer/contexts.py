@@ -1,7 +1,8 @@
-"""Retained contexts on disk over the life of a server: recalled first, written at rest and at the end.
+"""Retained contexts on disk over the life of a server: found first, read when asked for, written at rest.
 
 Owns the folder of one process and the moments at which it is read and written.  Promises that a full or
-broken disk costs contexts and one warning, never an answer, and that two servers never share a folder.
+broken disk costs contexts and one warning, never an answer, that a request waits for it a bounded time, and
+that two servers never share a folder.
 
 The one thing a reader would get wrong: writing waits for rest.  A server that is never idle writes only
 when it stops.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -22,11 +23,12 @@ import attrs
 from ninfer.artifact import Artifact
 from ninfer.artifact.digest import file_identity
 from ninfer.engine.context_store import ContextStore
-from ninfer.engine.device import Archive, Device
+from ninfer.engine.device import Archive, DeviceFailed
+from ninfer.engine.fetch import Fetch
 from ninfer.engine.loop import Engine
 from ninfer.engine.persist import Persistence
 from ninfer.faults import StartupError
-from ninfer.observe.records import Records, count
+from ninfer.observe.records import Records, count, size
 from ninfer.settings import ContextDisk
 
 
@@ -39,14 +41,48 @@ class Contexts:
     disk: ContextDisk
     records: Records
     _troubled: bool = False
+    _turn: anyio.Lock = attrs.field(
+        factory=anyio.Lock
+    )  # of whoever reads or writes; first come, first served
 
-    async def recall(self) -> None:
-        """Bring back what is there; call it before requests are served."""
-        found = await self.persistence.recall()
-        self.records.info(f"{count(found)} stretches of retained contexts recalled from {self.disk.folder}")
+    async def find(self) -> None:
+        """See what is there; call it before requests are served."""
+        found = await self.persistence.open()
+        used = self.persistence.disk.used
+        self.records.info(f"{count(found)} files of retained contexts in {self.disk.folder} | {size(used)}")
 
-    async def keep(self) -> None:
-        """Save whenever nothing has changed for a while; runs until it is cancelled."""
+    async def serve(self) -> None:
+        """Read what requests ask for, and save at rest; runs until it is cancelled."""
+        async with anyio.create_task_group() as tasks:
+
+            def begin(fetch: Fetch) -> None:
+                tasks.start_soon(self._fetch, fetch)
+
+            self.engine.read_with(begin)
+            try:
+                await self._keep()
+            finally:
+                self.engine.read_with(None)
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        """Read in turn; who has waited too long goes on, and the files are read all the same."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._lose_patience, fetch)
+            async with self._turn:
+                with suppress(DeviceFailed):
+                    problem = await self.persistence.read(fetch)
+                    if problem:
+                        self.records.warning(f"retained context {problem}")
+            tasks.cancel_scope.cancel()
+
+    async def _lose_patience(self, fetch: Fetch) -> None:
+        await anyio.sleep(self.disk.read_seconds)
+        self.records.warning(f"reading {size(fetch.size)} of retained contexts takes too long")
+        self.engine.scheduler.fetching.late(fetch)
+        self.engine.wake()
+
+    async def _keep(self) -> None:
+        """Save whenever nothing has changed for a while."""
         seen = self.persistence.version
         while True:
             await anyio.sleep(self.disk.idle)
@@ -65,20 +101,21 @@ class Contexts:
 
     async def _save(self) -> None:
         try:
-            kept = await self.persistence.save()
+            async with self._turn:
+                await self.persistence.save()
         except OSError as problem:
             if not self._troubled:
                 self.records.warning(f"retained contexts cannot be written | {problem.strerror}")
             self._troubled = True
         else:
             self._troubled = False
-            self.records.debug(f"{count(kept)} stretches of retained contexts are on disk")
+            kept = self.persistence.disk
+            self.records.debug(f"{count(len(kept))} files of retained contexts on disk | {size(kept.used)}")
 
 
 @asynccontextmanager
 async def opened_contexts(
     engine: Engine,
-    device: Device,
     archive: Archive | None,
     artifact: Artifact,
     disk: ContextDisk,
@@ -92,17 +129,9 @@ async def opened_contexts(
         raise StartupError("this backend cannot keep contexts on disk; start without --context-dir")
     with _locked(disk.folder) as folder:
         signature = f"{identity_of(artifact)} {archive.signature}"
-        store = await anyio.to_thread.run_sync(
-            lambda: ContextStore(folder, signature, disk.bytes, records.warning)
-        )
-        persistence = Persistence(
-            device,
-            archive,
-            engine.scheduler.memory,
-            store,
-            anyio.to_thread.run_sync,
-            lambda: engine.resting,
-        )
+        engine.scheduler.memory.disk.capacity = disk.bytes
+        store = ContextStore(folder, signature, records.warning)
+        persistence = Persistence(engine, archive, store, anyio.to_thread.run_sync)
         yield Contexts(engine, persistence, disk, records)
 
 

@@ -134,9 +134,7 @@ class _Life:
             device = await stack.enter_async_context(loading)
             model, ports = Model(artifact.name, artifact.architecture), Ports(anyio.to_thread.run_sync)
             app = assemble(options, model, front, device, records, log, ports, media)
-            opened = opened_contexts(
-                app.engine, device, device.archive, artifact, options.contexts, records
-            )
+            opened = opened_contexts(app.engine, device.archive, artifact, options.contexts, records)
             self.contexts = await stack.enter_async_context(opened)
             _announce(app, options, artifact, device)
             yield app
@@ -162,8 +160,8 @@ class _Life:
     async def _serve(self, app: Application, tasks: TaskGroup, began: float) -> None:
         """Warm up, open the port, and serve until the drain is over."""
         if self.contexts is not None:
-            self.records.transient("recalling contexts")
-            await self.contexts.recall()
+            self.records.transient("looking for contexts")
+            await self.contexts.find()
         self.records.transient("warming up")
         await warm_up(app.engine)
         gc.collect()
@@ -173,7 +171,7 @@ class _Life:
         app.throughput.start()
         tasks.start_soon(app.throughput.run)
         if self.contexts is not None:
-            tasks.start_soon(self.contexts.keep)
+            tasks.start_soon(self.contexts.serve)
         self.server = app.server
         for listener in listeners:
             port = listener.extra(SocketAttribute.local_port)

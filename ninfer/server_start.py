@@ -178,6 +178,9 @@ def context_cost(costs: ContextCosts, options: ServeOptions) -> Members:
         "prefill_source": "external"
         if path and prefill != (generic.prefill_token_seconds, generic.prefill_pair_seconds)
         else "generic",
+        "disk_source": "external"
+        if path and costs.disk_bytes_per_second != generic.disk_bytes_per_second
+        else "generic",
         "hardware_class": None,
         "prefill_signature": None,
         "preset_path": None if path is None else str(path),

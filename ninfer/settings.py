@@ -89,6 +89,7 @@ class ContextCosts:
     transfer_bytes_per_second: float = 20e9
     prefill_token_seconds: float = 100e-6
     prefill_pair_seconds: float = 1e-9
+    disk_bytes_per_second: float = 1e9  # checksum included
 
 
 @attrs.frozen
@@ -99,6 +100,7 @@ class ContextDisk:
     bytes: int = 16 << 30
     idle: float = 10.0  # without change before contexts are written
     save_seconds: float = 20.0  # that shutdown spends on writing
+    read_seconds: float = 5.0  # that a request waits for what it could have from there
 
 
 @attrs.frozen

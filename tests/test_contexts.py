@@ -1,9 +1,11 @@
-"""When contexts are written: at rest and at the end; a disk that fails costs contexts, never the server."""
+"""When contexts are written and read; a disk that fails costs contexts, never the server."""
 
 from __future__ import annotations
 
 import errno
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ import pytest
 
 from ninfer.contexts import Contexts
 from ninfer.engine.context_store import ContextStore
+from ninfer.engine.job import Job
 from ninfer.engine.loop import Engine
 from ninfer.engine.persist import Persistence
 from ninfer.observe.records import Records
+from ninfer.prompt.prepared import Mark, MarkKind
 from ninfer.settings import ContextCosts, ContextDisk, EngineOptions
 from tests.sim.fake_device import Costs, FakeDevice, Hashed, small
-from tests.sim.harness import hear, job, prompt, running
+from tests.sim.harness import Heard, hear, job, prompt, running
 from tests.sim.server import inline
 
 OPTIONS = EngineOptions(max_pending=64, costs=ContextCosts(0.0, 1e9, 1e-3, 0.0))
@@ -40,16 +44,26 @@ class Setting:
         return sorted(path.name for path in folder.glob("*.context"))
 
 
-def setting(engine: Engine, folder: Path, **disk: Any) -> Setting:
+def setting(engine: Engine, folder: Path, run: Any = inline, **disk: Any) -> Setting:
     device, stderr = engine.device, io.StringIO()
     assert isinstance(device, FakeDevice)
     records = Records(stderr, "debug", lambda: 0.0)
-    store = ContextStore(folder, "fake", 1 << 30, records.warning)
-    persistence = Persistence(
-        device, device, engine.scheduler.memory, store, inline, lambda: engine.resting
-    )
     chosen = ContextDisk(folder, **disk)
+    engine.scheduler.memory.disk.capacity = chosen.bytes
+    persistence = Persistence(engine, device, ContextStore(folder, "fake", records.warning), run)
     return Setting(engine, Contexts(engine, persistence, chosen, records), stderr)
+
+
+@asynccontextmanager
+async def serving(there: Setting) -> AsyncIterator[None]:
+    """Let contexts be read and kept during the block."""
+    await there.contexts.find()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(there.contexts.serve)
+        await anyio.sleep(1e-6)
+        yield
+        await there.engine.rest()
+        tasks.cancel_scope.cancel()
 
 
 def slow_device() -> FakeDevice:
@@ -61,35 +75,30 @@ async def test_contexts_are_written_after_a_while_without_change(
 ) -> None:
     async with running(slow_device(), OPTIONS) as engine:
         there = setting(engine, tmp_path, idle=10.0)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(there.contexts.keep)
+        async with serving(there):
             await hear(engine, job(prompt(40), 9))
             assert there.files == []
             await anyio.sleep(21)
             written = there.files
             assert written
             await anyio.sleep(50)
-            assert there.stderr.getvalue().count("are on disk") == 1  # nothing changed, nothing to do
+            assert there.stderr.getvalue().count("on disk |") == 1  # nothing changed, nothing to do
             await hear(engine, job(prompt(50, seed=3), 9))
             await anyio.sleep(21)
             assert set(written) < set(there.files)
-            tasks.cancel_scope.cancel()
 
 
 async def test_nothing_is_written_beside_requests(autojump_clock: Any, tmp_path: Path) -> None:
     async with running(slow_device(), OPTIONS) as engine:
         there = setting(engine, tmp_path, idle=1.0)
         await hear(engine, job(prompt(40), 3))
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks, serving(there):
             tasks.start_soon(hear, engine, job(prompt(60, seed=2), 100))
-            await anyio.sleep(0.1)
-            tasks.start_soon(there.contexts.keep)
             await anyio.sleep(20)
             assert not engine.resting and there.files == []
             await engine.rest()
             await anyio.sleep(3)
             assert there.files
-            tasks.cancel_scope.cancel()
 
 
 async def test_a_full_disk_is_told_once_and_forgiven(
@@ -103,11 +112,9 @@ async def test_a_full_disk_is_told_once_and_forgiven(
         store = there.contexts.persistence.store
         with monkeypatch.context() as patch:
             patch.setattr(type(store), "write", full)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(there.contexts.keep)
+            async with serving(there):
                 await hear(engine, job(prompt(40), 3))
                 await anyio.sleep(10)
-                tasks.cancel_scope.cancel()
         assert there.stderr.getvalue().count("No space left") == 1
         await there.contexts.close()
         assert there.files
@@ -130,3 +137,111 @@ async def test_closing_waits_for_rest_but_not_for_ever(autojump_clock: Any, tmp_
         await engine.rest()
         await there.contexts.close()
         assert there.files
+
+
+# Reading
+
+
+def known() -> Job:
+    """A request whose beginning is worth keeping."""
+    return job(prompt(60, marks=(Mark(56, MarkKind.EXPLICIT),)), 9)
+
+
+async def remembered(folder: Path) -> list[int]:
+    """Leave one context on disk; return what was said then."""
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, folder)
+        text = (await hear(engine, known())).tokens
+        await there.contexts.close()
+        assert there.files
+    return text
+
+
+async def slowly(work: Any) -> Any:
+    """Every file takes two seconds."""
+    await anyio.sleep(2)
+    return work()
+
+
+async def test_a_request_waits_for_its_own_files_and_others_go_on(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    text = await remembered(tmp_path)
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, slowly)
+        async with serving(there):
+            heard: dict[str, Heard] = {}
+
+            async def ask(name: str, work: Any) -> None:
+                heard[name] = await hear(engine, work)
+
+            began = anyio.current_time()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, "known", known())
+                await anyio.sleep(0.01)
+                tasks.start_soon(ask, "new", job(prompt(50, seed=4), 2))
+            waited = heard["known"].admitted.at - began
+            assert 4 <= waited < 5  # KV and image, one after the other
+            assert heard["new"].admitted.at - began < 0.1
+            assert heard["known"].tokens == text
+            assert heard["known"].end.summary.disk_tokens == heard["known"].admitted.cached_tokens > 50
+            assert engine.stats().counters.disk_read_seconds == pytest.approx(4)
+
+
+async def test_a_request_loses_patience_with_a_slow_disk(autojump_clock: Any, tmp_path: Path) -> None:
+    text = await remembered(tmp_path)
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, slowly, read_seconds=1.0)
+        async with serving(there):
+            first = await hear(engine, known())
+            assert first.tokens == text and first.admitted.cached_tokens == 0
+            assert "reading them took too long" in (first.end.summary.miss_reason or "")
+            assert "takes too long" in there.stderr.getvalue()
+            again = await hear(engine, known())
+            assert again.tokens == text and again.admitted.cached_tokens > 50
+
+
+def damage(folder: Path) -> None:
+    for path in folder.glob("*.context"):
+        path.write_bytes(path.read_bytes()[:-7] + b"damaged")
+
+
+async def test_a_damaged_file_is_a_miss_with_a_reason(autojump_clock: Any, tmp_path: Path) -> None:
+    text = await remembered(tmp_path)
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path)
+        async with serving(there):
+            damage(tmp_path)
+            heard = await hear(engine, known())
+            assert heard.tokens == text and heard.admitted.cached_tokens == 0
+            reason = heard.end.summary.miss_reason or ""
+            assert "56 tokens were on disk, but its checksum does not match" in reason
+            assert "is ignored: its checksum does not match" in there.stderr.getvalue()
+            assert engine.stats().counters.disk_failures == 1
+            await hear(engine, known())
+        await there.contexts.close()  # what was computed again is written over the bad file
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path)
+        async with serving(there):
+            assert (await hear(engine, known())).admitted.cached_tokens > 50
+        assert "ignored" not in there.stderr.getvalue()
+
+
+async def test_a_reader_that_leaves_while_files_are_read_leaves_nothing_behind(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    await remembered(tmp_path)
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, slowly)
+        async with serving(there):
+            with anyio.move_on_after(1):
+                await hear(engine, known())
+            await anyio.sleep(0.1)
+            assert engine.stats().host.reserved > 0
+            engine.check()
+            await engine.rest()
+            engine.check()
+            assert (engine.stats().waiting, engine.stats().host.reserved) == (0, 0)
+            again = await hear(engine, known())  # what it read is of use to the next
+            assert again.admitted.cached_tokens > 50
+            assert engine.stats().counters.disk_reads == 1

@@ -42,6 +42,8 @@ NO_ARRAYS = ("engine", "output", "protocols", "http")
 PURE = (
     "engine/scheduler.py",
     "engine/pages.py",
+    "engine/disk.py",
+    "engine/fetch.py",
     "engine/prefix.py",
     "engine/pause.py",
     "engine/sequence.py",

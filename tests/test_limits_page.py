@@ -60,6 +60,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "ContextDisk.bytes": ("contexts on disk", "{gib} GiB"),
     "ContextDisk.idle": ("rest before contexts are written", "{count} s"),
     "ContextDisk.save_seconds": ("writing contexts at shutdown", "{count} s"),
+    "ContextDisk.read_seconds": ("wait of a request for what it could have from disk", "{count} s"),
 }
 # What is a choice, not a bound.
 CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision", "folder"}

@@ -27,12 +27,14 @@ from ninfer.settings import ContextCosts
 class Source:
     """Where a request starts: the path to a checkpoint, or nothing for the root.
 
-    ``common`` tokens agree with some retained history; ``reason`` says why it is not more.
+    ``common`` tokens agree with some retained history; ``reason`` says why it is not more.  ``seconds``
+    is what copying and computing the rest will take.
     """
 
     nodes: tuple[Node, ...] = ()
     common: int = 0
     reason: str | None = None
+    seconds: float = 0.0
 
     @property
     def frontier(self) -> int:
@@ -69,16 +71,17 @@ class Cache:
             source = self._cheapest(match, whole.stop)
             source = attrs.evolve(source, reason=_reason(match, source, whole.stop))
             self._found[seq] = tree.version, source
-        return source if self._can_load(source) else Source(common=source.common, reason=source.reason)
+        if self._can_load(source):
+            return source
+        return Source((), source.common, source.reason, prefill_seconds(self.costs, 0, whole.stop))
 
     def forget(self, seq: Sequence) -> None:
         """Drop what was remembered for a request."""
         self._found.pop(seq, None)
 
     def _cheapest(self, match: Match, stop: int) -> Source:
-        host, best = self.space.host, Source(common=match.common)
-        least = prefill_seconds(self.costs, 0, stop)
-        pages = 0
+        host, pages = self.space.host, 0
+        best = Source((), match.common, seconds=prefill_seconds(self.costs, 0, stop))
         for index, node in enumerate(match.nodes):
             pages += 0 if node.on_device else self.page_count(node)
             if not node.checkpoint:
@@ -86,8 +89,8 @@ class Cache:
             copied = transfer_seconds(self.costs, host.size(False, pages))
             copied += transfer_seconds(self.costs, host.image_bytes if node.slot < 0 else 0)
             cost = copied + prefill_seconds(self.costs, node.frontier, stop - node.frontier)
-            if cost <= least:
-                least, best = cost, Source(match.nodes[: index + 1], match.common)
+            if cost <= best.seconds:
+                best = Source(match.nodes[: index + 1], match.common, seconds=cost)
         return best
 
     def _can_load(self, source: Source) -> bool:
@@ -214,10 +217,7 @@ class Cache:
         node = self.retention.tree.insert(whole, seq.pages, units)
         if node.checkpoint and kind.value > node.kind.value:
             node.kind = kind
-        for each in node.path():
-            self.retention.shelve(each)
-            for child in each.children.values() if len(each.children) == 1 else ():
-                self.retention.shelve(child)  # the lower half of a stretch that was split
+        self.retention.shelve_path(node)
         return node
 
     def _settle(self, node: Node, units: list[Unit]) -> None:

@@ -1,12 +1,12 @@
-"""Retained contexts on disk, one file for each stretch of a history.
+"""Retained contexts as files: the format of one, and the folder of all.
 
-Owns the file format and the directory.  A file names everything that makes its state valid: the
-device's signature (weights, KV format, sizes), the stretch above it, and the exact identity of its
-tokens.  Promises that a file is written whole or not at all, that all files together stay within their
-bound, and that a damaged, cut, foreign or outdated one is reported and ignored, never believed.
+Owns the format and the folder.  A file names everything that makes its state valid: the device's signature
+(weights, KV format, sizes) and the exact identity of the whole history, from its first token.  Promises
+that a file is written whole or not at all, that its head is proved when it is found and its state when it
+is read, and that a damaged, cut, foreign or outdated one is reported and ignored, never believed.
 
-The one thing a reader would get wrong: the name of a stretch is a digest of the whole path to it, so a
-stretch whose parent is gone can never be attached to another history.
+The one thing a reader would get wrong: the state in a file is that of the last tokens of its history alone;
+the KV of those before lies in other files, and ``engine.disk`` knows which.
 """
 
 from __future__ import annotations
@@ -14,183 +14,135 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import attrs
 
+from ninfer.engine.device import Raw
+from ninfer.engine.disk import KINDS, Foreign, Stretch
 from ninfer.engine.identity import ID, SHAPE, Identity, MediaKey
 
-_MAGIC = b"NINFERCX1\n"
-_HEAD = struct.Struct("<32s32s32sQIIHHQQ")  # seal, name, parent, start, tokens, media, kind, flags, sizes
+_MAGIC = b"NINFERCX2\n"
+# seal, start, tokens, media, kind, shape or not, bytes of state, their digest
+_HEAD = struct.Struct("<32sQQIHHQ32s")
 _ITEM = struct.Struct("<QQIIIII")  # start, stop, grid (3), digest bytes, runs
 _RUN = struct.Struct("<QQ")
 _SUM = 32
+_PIECE = 8 << 20  # bytes read at a time
 SUFFIX = ".context"
-ROOT = bytes(32)
-
-
-@attrs.frozen
-class Stretch:
-    """A stretch of a retained history; ``kind`` is an index the caller gives meaning.
-
-    ``kv`` and ``image`` are what the device gave out for it; a stretch without a checkpoint has no image.
-    """
-
-    name: bytes
-    parent: bytes
-    part: Identity
-    kind: int
-    kv: bytes
-    image: bytes = b""
 
 
 class Damaged(Exception):
     """A file is not what it should be; the text says how."""
 
 
-def name_of(parent: bytes, part: Identity) -> bytes:
-    """Name a stretch by the path to it."""
-    return hashlib.sha256(parent + _describe(part)).digest()
-
-
 @attrs.frozen
-class _File:
-    """One of our files: its size in bytes, when it was written, and the beginning of its head."""
-
-    path: Path
-    size: int
-    stamp: int
-    seal: bytes
-    name: bytes
-    parent: bytes
-    start: int
-    tokens: int
-
-
-@attrs.define(eq=False)
 class ContextStore:
-    """The files under ``folder``, together at most ``capacity`` bytes; ``warn`` hears of bad ones.
+    """The files under ``folder`` that devices of one ``signature`` may use; ``warn`` hears of bad ones.
 
-    Files of devices of another ``signature`` are left alone until their room is needed.
-    All methods but ``has`` block; call them from a worker thread, one at a time.
+    All methods block; call them from a worker thread, one at a time.
     """
 
     folder: Path
     signature: str
-    capacity: int
     warn: Callable[[str], None]
-    _files: dict[bytes, _File] = attrs.field(factory=dict)  # ours, by name
-    _foreign: list[_File] = attrs.field(factory=list)
-
-    def __attrs_post_init__(self) -> None:
-        for path in sorted(self.folder.glob("*" + SUFFIX)):
-            file = self._look_at(path)
-            if file is not None and file.seal == self._seal:
-                self._files[file.name] = file
-            elif file is not None:
-                self._foreign.append(file)
-                self.warn(f"{path.name} belongs to another model or format; it is ignored")
-        self._make_room(0, set())
 
     @property
     def _seal(self) -> bytes:
         return hashlib.sha256(self.signature.encode()).digest()
 
-    @property
-    def used(self) -> int:
-        """Bytes of all retained contexts here."""
-        return sum(file.size for file in (*self._files.values(), *self._foreign))
+    def scan(self) -> tuple[list[Stretch], list[Foreign]]:
+        """Look at every file: what may be used, and what takes room only, oldest first.
 
-    def write(self, stretch: Stretch, keep: Set[bytes] = frozenset()) -> bool:
-        """Put a stretch on disk at the cost of the oldest others but ``keep``; False if it won't fit."""
-        data = _encode(stretch, self._seal)
-        if not self._make_room(len(data) + _SUM, keep):
-            return False
-        path = self._path(stretch.name)
-        draft = path.with_suffix(".part")
-        with open(draft, "wb", opener=_private) as file:
-            file.write(data)
-            file.write(hashlib.sha256(data).digest())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        if (file_now := self._look_at(path)) is not None:
-            self._files[stretch.name] = file_now
-        return True
-
-    def has(self, name: bytes) -> bool:
-        """Whether a file of that name is there."""
-        return name in self._files
-
-    def read_all(self) -> Iterator[Stretch]:
-        """Yield every good stretch whose path is complete, parents first."""
-        known = {ROOT}
-        for file in sorted(self._files.values(), key=lambda file: (file.start, file.tokens, file.name)):
-            if file.parent in known and (stretch := self._read(file.path)) is not None:
-                known.add(file.name)
-                yield stretch
-
-    def keep_only(self, names: Set[bytes]) -> None:
-        """Remove all other files of this device, and what interrupted writes left behind."""
-        for name in [name for name in self._files if name not in names]:
-            self._remove(self._files.pop(name))
+        What interrupted writes left behind goes.
+        """
         for path in self.folder.glob("*.part"):
             path.unlink(missing_ok=True)
-
-    def _make_room(self, size: int, keep: Set[bytes]) -> bool:
-        """Remove files until ``size`` bytes more fit: foreign ones first, then the oldest."""
-        excess = self.used + size - self.capacity
-        if excess <= 0:
-            return True
-        ours = [file for file in self._files.values() if file.name not in keep]
-        for file in (*_by_age(self._foreign), *_by_age(ours)):
-            self._remove(file)
-            if file.seal == self._seal:
-                del self._files[file.name]
+        good: list[Stretch] = []
+        others: list[tuple[int, Foreign]] = []
+        for path in sorted(self.folder.glob("*" + SUFFIX)):
+            seen = self._look_at(path)
+            if isinstance(seen, Stretch):
+                good.append(seen)
             else:
-                self._foreign.remove(file)
-            excess -= file.size
-            if excess <= 0:
-                return True
-        return False
+                status = path.stat()
+                others.append((status.st_mtime_ns, Foreign(path.stem, status.st_size)))
+        return good, [foreign for _, foreign in sorted(others, key=lambda one: one[0])]
 
-    def _remove(self, file: _File) -> None:
-        file.path.unlink(missing_ok=True)
+    def write(
+        self, whole: Identity, start: int, kind: int, state: Sequence[Raw], instead_of: Iterable[str] = ()
+    ) -> Stretch:
+        """Put the state of the tokens from ``start`` on into a file, in the room of others."""
+        self.remove(instead_of)
+        digest = hashlib.sha256()
+        for piece in state:
+            digest.update(piece)
+        size = sum(map(len, state))
+        head = _encode(whole, start, kind, size, digest.digest(), self._seal)
+        name = name_of(whole, start)
+        self._write(name, (head, hashlib.sha256(head).digest(), *state))
+        return Stretch(name, whole, start, kind, size, len(head) + _SUM + size, digest.digest())
 
-    def _path(self, name: bytes) -> Path:
-        return self.folder / (name.hex() + SUFFIX)
+    def _write(self, name: str, parts: Iterable[Raw]) -> None:
+        draft = self._path(name).with_suffix(".part")
+        try:
+            with open(draft, "wb", opener=_private) as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._path(name))
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
-    def _look_at(self, path: Path) -> _File | None:
-        """Read only what orders a file; everything is proved when it is read whole."""
-        size = len(_MAGIC) + _HEAD.size
+    def read(self, stretch: Stretch, into: memoryview) -> None:
+        """Fill memory with the state of a stretch.  Raises ``Damaged`` or ``OSError``."""
+        if len(into) != stretch.payload:
+            raise Damaged(f"its state has {stretch.payload} bytes, not {len(into)}")
+        digest = hashlib.sha256()
+        with self._path(stretch.name).open("rb") as file:
+            file.seek(stretch.size - stretch.payload)
+            for begin in range(0, len(into), _PIECE):
+                piece = into[begin : begin + _PIECE]
+                if file.readinto(piece) != len(piece):
+                    raise Damaged("it is cut short")
+                digest.update(piece)
+        if digest.digest() != stretch.digest:
+            raise Damaged("its checksum does not match")
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files."""
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / (name + SUFFIX)
+
+    def _look_at(self, path: Path) -> Stretch | None:
+        """Read the head of a file and say what is wrong with it, if anything is."""
         try:
             with path.open("rb") as file:
-                raw, seen = file.read(size), os.fstat(file.fileno())
-        except OSError as problem:
-            self.warn(f"{path.name} is ignored: {problem.strerror}")
-            return None
-        if len(raw) < size or not raw.startswith(_MAGIC):
-            self.warn(f"{path.name} is not a retained context; it is ignored")
-            return None
-        seal, name, parent, start, tokens = _HEAD.unpack(raw[len(_MAGIC) :])[:5]
-        if seal == self._seal and path.stem != name.hex():
-            self.warn(f"{path.name} is ignored: it holds another context")
-            return None
-        return _File(path, seen.st_size, seen.st_mtime_ns, seal, name, parent, start, tokens)
-
-    def _read(self, path: Path) -> Stretch | None:
-        try:
-            return _decode(path.read_bytes(), self._seal)
+                stretch = _decode(file, path.stem, os.fstat(file.fileno()).st_size, self._seal)
         except (OSError, Damaged) as problem:
             self.warn(f"{path.name} is ignored: {problem}")
             return None
+        if stretch is None:
+            self.warn(f"{path.name} belongs to another model or format; it is ignored")
+        return stretch
 
 
-def stretch_bytes(part: Identity, payload: int) -> int:
-    """Return the size of a file that holds ``payload`` bytes of KV and image for ``part``."""
-    items = sum(len(_describe_item(item)) for item in part.media)
-    return len(_MAGIC) + _HEAD.size + len(part.ids) + len(part.shape or b"") + items + payload + _SUM
+def name_of(whole: Identity, start: int) -> str:
+    """Name a file by the history that it belongs to, and where its state begins."""
+    shaped = whole.shape is not None
+    sizes = struct.pack("<QQII", start, len(whole), len(whole.media), shaped)
+    return hashlib.sha256(sizes + _describe(whole)).hexdigest()
+
+
+def file_bytes(whole: Identity, state: int) -> int:
+    """Return the size of a file that holds ``state`` bytes at the end of a history."""
+    return len(_MAGIC) + _HEAD.size + len(_describe(whole)) + _SUM + state
 
 
 def _private(path: str, flags: int) -> int:
@@ -198,19 +150,13 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _by_age(files: Iterable[_File]) -> list[_File]:
-    return sorted(files, key=lambda file: file.stamp)
-
-
 # Format
 
 
-def _describe(part: Identity) -> bytes:
-    """Spell out everything that identifies the tokens of a stretch."""
-    items = b"".join(_describe_item(item) for item in part.media)
-    shape = part.shape or b""
-    head = struct.pack("<QIII", part.start, len(part), len(shape), len(part.media))
-    return head + part.ids + shape + items
+def _describe(whole: Identity) -> bytes:
+    """Spell out everything that identifies the tokens of a history."""
+    items = b"".join(_describe_item(item) for item in whole.media)
+    return whole.ids + (whole.shape or b"") + items
 
 
 def _describe_item(item: MediaKey) -> bytes:
@@ -219,62 +165,52 @@ def _describe_item(item: MediaKey) -> bytes:
     return head + digest + b"".join(_RUN.pack(*run) for run in runs)
 
 
-def _encode(stretch: Stretch, seal: bytes) -> bytes:
-    part = stretch.part
-    flags = part.shape is not None
-    sizes = len(stretch.kv), len(stretch.image)
-    head = _HEAD.pack(
-        seal,
-        stretch.name,
-        stretch.parent,
-        part.start,
-        len(part),
-        len(part.media),
-        stretch.kind,
-        flags,
-        *sizes,
-    )
-    items = b"".join(_describe_item(item) for item in part.media)
-    return b"".join((_MAGIC, head, part.ids, part.shape or b"", items, stretch.kv, stretch.image))
+def _encode(whole: Identity, start: int, kind: int, size: int, digest: bytes, seal: bytes) -> bytes:
+    shaped = whole.shape is not None
+    head = _HEAD.pack(seal, start, len(whole), len(whole.media), kind, shaped, size, digest)
+    return _MAGIC + head + _describe(whole)
 
 
 @attrs.define
 class _Cursor:
-    """Reads a buffer front to back and refuses to run over its end."""
+    """Reads a file front to back and refuses to run over its end; remembers what it has read."""
 
-    data: bytes
-    at: int = 0
+    file: BinaryIO
+    size: int
+    seen: bytearray = attrs.field(factory=bytearray)
 
     def take(self, size: int) -> bytes:
         """Return the next ``size`` bytes."""
-        if self.at + size > len(self.data):
+        if len(self.seen) + size > self.size:
             raise Damaged("it is cut short")
-        self.at += size
-        return self.data[self.at - size : self.at]
+        data = self.file.read(size)
+        self.seen += data
+        return data
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
         """Return the next fields."""
         return form.unpack(self.take(form.size))
 
 
-def _decode(data: bytes, seal: bytes) -> Stretch:
-    body = data[:-_SUM]
-    if hashlib.sha256(body).digest() != data[-_SUM:]:
-        raise Damaged("its checksum does not match")
-    cursor = _Cursor(body)
+def _decode(file: BinaryIO, name: str, size: int, seal: bytes) -> Stretch | None:
+    """Read the head of a file; None if it is another device's.  Raises ``Damaged``."""
+    cursor = _Cursor(file, size)
     if cursor.take(len(_MAGIC)) != _MAGIC:
-        raise Damaged("it has another format")
-    sealed, name, parent, start, tokens, items, kind, flags, kv, image = _HEAD.unpack(
-        cursor.take(_HEAD.size)
-    )
+        raise Damaged("it is not a retained context")
+    sealed, start, tokens, items, kind, shaped, state, digest = _HEAD.unpack(cursor.take(_HEAD.size))
+    if sealed != seal:
+        return None
     ids = cursor.take(tokens * ID)
-    shape = cursor.take(tokens * SHAPE) if flags else None
-    media = tuple(_decode_item(cursor) for _ in range(items))
-    part = Identity(start, ids, shape, media)
-    stretch = Stretch(name, parent, part, kind, cursor.take(kv), cursor.take(image))
-    if sealed != seal or cursor.at != len(body) or name_of(parent, part) != name:
+    shape = cursor.take(tokens * SHAPE) if shaped else None
+    whole = Identity(0, ids, shape, tuple(_decode_item(cursor) for _ in range(items)))
+    proof = hashlib.sha256(cursor.seen).digest()
+    if cursor.take(_SUM) != proof:
+        raise Damaged("the checksum of its head does not match")
+    if name != name_of(whole, start):
+        raise Damaged("it holds another context")
+    if len(cursor.seen) + state != size or start > tokens or kind >= len(KINDS):
         raise Damaged("its parts do not belong together")
-    return stretch
+    return Stretch(name, whole, start, kind, state, size, digest)
 
 
 def _decode_item(cursor: _Cursor) -> MediaKey:

@@ -51,6 +51,13 @@ class Identity:
         media = tuple(item for item in self.media if start <= item[0] and item[1] <= stop)
         return Identity(start, self.ids[first * ID : last * ID], shape, media)
 
+    def joined(self, tail: Identity) -> Identity:
+        """Return this history with the tokens behind it, which ``tail`` begins with."""
+        shape = None
+        if self.shape is not None or tail.shape is not None:
+            shape = (self.shape or bytes(SHAPE * len(self))) + (tail.shape or bytes(SHAPE * len(tail)))
+        return Identity(self.start, self.ids + tail.ids, shape, self.media + tail.media)
+
     def extended(self, tail: tuple[int, ...], rope_delta: int) -> Identity:
         """Return this history with generated tokens behind it."""
         ids = self.ids + array("I", tail).tobytes()

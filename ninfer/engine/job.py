@@ -263,6 +263,7 @@ class Summary:
     paused_seconds: float = 0.0
     miss_reason: str | None = None
     preferred_tokens: int = 0  # of the prompt that the best known source would have spared
+    disk_tokens: int = 0  # of ``cached_tokens``, those that only a file had
     exposed: Spent = Spent()
     prefill: Feed = attrs.field(factory=Feed)
     replay: Feed = attrs.field(factory=Feed)

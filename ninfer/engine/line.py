@@ -16,6 +16,7 @@ import attrs
 
 from ninfer.engine.cuts import plan_cuts
 from ninfer.engine.cycle import Cycle
+from ninfer.engine.fetch import Fetching
 from ninfer.engine.memory import Memory
 from ninfer.engine.roster import Roster
 from ninfer.engine.sequence import Sequence, State
@@ -29,6 +30,7 @@ class Line:
     memory: Memory
     roster: Roster
     options: EngineOptions
+    fetching: Fetching
 
     @property
     def patience(self) -> int:
@@ -37,19 +39,31 @@ class Line:
 
     def admit(self, cycle: Cycle) -> None:
         """Give free lanes to whoever may have them now."""
-        waiting = self.roster.waiting
+        ready = self._ready(cycle)
         while self.memory.space.lanes:
-            index = self._first_fitting()
+            index = self._first_fitting(ready)
             if index is None:
                 return
-            seq = waiting[index]
-            for older in [*waiting[:index], *self._kept_waiting_by(seq)]:
+            seq = ready[index]
+            for older in [*ready[:index], *self._kept_waiting_by(seq)]:
                 older.bypassed += 1
-            del waiting[index]
+            self.roster.waiting.remove(seq)
             self._seat(seq, cycle)
+            ready = self._ready(cycle)
 
-    def _first_fitting(self) -> int | None:
-        for index, seq in enumerate(self.roster.waiting[: self.patience + 1]):
+    def _ready(self, cycle: Cycle) -> list[Sequence]:
+        """Return the head of the line, without those that wait for the disk."""
+        found: list[Sequence] = []
+        for seq in self.roster.waiting:
+            if len(found) > self.patience:
+                break
+            self.fetching.look(seq, cycle.before)
+            if seq not in self.fetching.waits:
+                found.append(seq)
+        return found
+
+    def _first_fitting(self, ready: list[Sequence]) -> int | None:
+        for index, seq in enumerate(ready):
             may_pass = all(other.bypassed < self.patience for other in self._kept_waiting_by(seq))
             if may_pass and self._fits(seq):
                 return index
@@ -82,6 +96,10 @@ class Line:
         self.roster.settle_in(seq)
         tally = seq.tally
         tally.cached_tokens, tally.miss_reason = source.frontier, source.reason
+        if seq.fetched:
+            tally.disk_tokens = max(source.frontier - seq.spared, 0)
+        elif seq.missed and source.reason:
+            tally.miss_reason = f"{source.reason}; {seq.missed}"
         tally.path = "checkpoint" if source.nodes else "root"
         if self.memory.cache.reuse:
             seq.cuts = plan_cuts(seq.job.prompt, source.frontier, source.common, self.options)

@@ -24,6 +24,7 @@ from ninfer.engine.admission import Seat, Seats
 from ninfer.engine.channel import Channel, Reader
 from ninfer.engine.cycle import Flight, Landed
 from ninfer.engine.device import Device, Ticket
+from ninfer.engine.fetch import Fetch
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
 from ninfer.engine.memory import Memory
 from ninfer.engine.meter import Meter
@@ -53,6 +54,7 @@ class Engine:
     _bell: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the loop
     _alarm: anyio.Event = attrs.field(factory=anyio.Event)  # wakes the watch over deadlines
     _rested: anyio.Event = attrs.field(factory=anyio.Event)  # set when nothing is left to do
+    _reader: Callable[[Fetch], None] | None = None  # begins to read what requests wait for
     _arrivals: int = 0
     _draining: bool = False  # who has a seat may still submit
     _closed: bool = False
@@ -113,14 +115,23 @@ class Engine:
 
     @property
     def resting(self) -> bool:
-        """Whether nothing is open, in flight, or still to be submitted."""
-        return not (self._open or self._flights or self.scheduler.owes)
+        """Whether nothing is open, in flight, being read, or still to be submitted."""
+        scheduler = self.scheduler
+        return not (self._open or self._flights or scheduler.owes or scheduler.fetching.pending)
 
     async def rest(self) -> None:
         """Wait until it is resting, or has ended."""
         while not (self.resting or self._closed):
             self._rested = anyio.Event()
             await self._rested.wait()
+
+    def read_with(self, reader: Callable[[Fetch], None] | None) -> None:
+        """Let requests wait for files, which ``reader`` begins to read; None: no more of them."""
+        self._reader, self.scheduler.fetching.open = reader, reader is not None
+
+    def wake(self) -> None:
+        """Look for something to do: a fetch has ended, or takes too long."""
+        self._bell.set()
 
     def stats(self) -> Statistics:
         """Take a snapshot of counters and gauges."""
@@ -137,7 +148,8 @@ class Engine:
             pages=memory.space.pages.statistics(),
             slots=memory.space.slots.statistics(),
             host=memory.space.host.statistics(),
-            checkpoints=memory.checkpoints,
+            disk=memory.disk.statistics(),
+            checkpoints=memory.checkpoints - len(self.scheduler.fetching.pending),
             seats_taken=self.seats.taken,
             seats_capacity=self.seats.capacity,
             counters=self.scheduler.snapshot(),
@@ -172,6 +184,9 @@ class Engine:
             self.meter.spend(Phase.SUBMIT, (flight,))
         for seq in [seq for seq in self.scheduler.roster.residents if seq.tally.admitted is None]:
             self._announce(seq, began)
+        for fetch in self.scheduler.fetching.take_fresh():
+            assert self._reader is not None
+            self._reader(fetch)
         self._tell_news()
         self.meter.spend(Phase.COMMIT, cycle)
 
@@ -195,7 +210,7 @@ class Engine:
             self._finish(seq, seq.limit())
         if spent:
             return
-        if self._open:
+        if self._open and not self.scheduler.fetching.pending:
             raise Broken("requests are open, none can move and nothing is in flight")
         self._rested.set()
         self._bell = anyio.Event()
@@ -212,6 +227,7 @@ class Engine:
         counters = self.scheduler.counters
         counters.prompt_tokens += seq.prompt_tokens
         counters.prompt_tokens_cached += seq.tally.cached_tokens
+        counters.prompt_tokens_disk += seq.tally.disk_tokens
         counters.root_selections += seq.tally.path == "root"
         counters.checkpoint_selections += seq.tally.path != "root"
         self._publish(

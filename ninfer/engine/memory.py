@@ -13,6 +13,8 @@ import attrs
 
 from ninfer.engine.cache import Cache, Source
 from ninfer.engine.device import Bind, Geometry, Unit
+from ninfer.engine.disk import Disk
+from ninfer.engine.host import Blob
 from ninfer.engine.pause import Snapshots
 from ninfer.engine.prefix import Tree
 from ninfer.engine.retention import Retention
@@ -30,6 +32,7 @@ class Memory:
     cache: Cache
     retention: Retention
     snapshots: Snapshots
+    disk: Disk
 
     @classmethod
     def of(cls, geometry: Geometry, options: EngineOptions) -> Memory:
@@ -39,7 +42,7 @@ class Memory:
         tree = Tree(geometry.page_tokens, space.pages, space.slots, space.host)
         retention = Retention(tree, options.costs)
         cache = Cache(space, retention, options.prefix_reuse)
-        return cls(space, cache, retention, Snapshots(space, retention))
+        return cls(space, cache, retention, Snapshots(space, retention), Disk(options.costs))
 
     @property
     def available(self) -> int:
@@ -102,8 +105,8 @@ class Memory:
         self.snapshots.revoke(seq, units)
         self.space.release(seq)
 
-    def check(self, residents: Iterable[Sequence]) -> None:
-        """Raise ``Broken`` unless everything is exactly where its owners say."""
+    def check(self, residents: Iterable[Sequence], coming: Iterable[Blob] = ()) -> None:
+        """Raise ``Broken`` unless everything is exactly where its owners say; ``coming`` is being read."""
         residents = list(residents)
         shots = list(self.snapshots.kept.values())
         claimed = sorted([*self.space.lanes, *(seq.lane for seq in residents)])
@@ -114,7 +117,7 @@ class Memory:
         held += [page for shot in shots for page in shot.held]
         self.space.pages.check(held, pages)
         self.space.slots.check([seq.slot for seq in residents], slots)
-        self.space.host.check([*blobs, *(shot.blob for shot in shots)])
+        self.space.host.check([*blobs, *coming, *(shot.blob for shot in shots)])
 
 
 def _check(geometry: Geometry) -> None:

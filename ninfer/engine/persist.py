@@ -1,199 +1,219 @@
-"""Retained contexts across restarts: written while the engine rests, recalled before it serves.
+"""Retained contexts between memory and files: written while the engine rests, read when a request asks.
 
 Owns the order of copies between tree, host memory and store.  Promises that what is written is what is
-worth most within the bounds of disk and host, that saving steps aside as soon as ``resting`` says that
-there is work, that recalling stops where host memory is full, and that a stretch is only recalled below
-its parent.
+worth most within the bound of the disk, that writing steps aside as soon as there is work, and that what
+has been read is only believed whole: every file of a fetch, or none.
 
-The one thing a reader would get wrong: contexts come back on the host tier, not on the device; the
-first request that wants one pays the copy.
+The one thing a reader would get wrong: nothing is read at start-up but the heads of files.  The first
+request that wants a context pays for reading it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import attrs
 
-from ninfer.engine.context_store import ROOT, Stretch, name_of, stretch_bytes
-from ninfer.engine.costs import transfer_seconds
-from ninfer.engine.device import Archive, Device, Raw, Unit
-from ninfer.engine.host import Blob
+from ninfer.engine.context_store import Damaged, file_bytes
+from ninfer.engine.costs import disk_seconds, transfer_seconds
+from ninfer.engine.device import Archive, Raw
+from ninfer.engine.disk import KINDS, Disk, Foreign, Stretch
+from ninfer.engine.fetch import Fetch
 from ninfer.engine.identity import Identity
-from ninfer.engine.memory import Memory
-from ninfer.engine.prefix import Kind, Node
+from ninfer.engine.loop import Engine
+from ninfer.engine.prefix import Node
 
-KINDS = tuple(Kind)  # a stretch on disk names its kind by index: append, never reorder
+PIECE = 64 << 20  # bytes that the device gives out at a time
 
 
 class Store(Protocol):
-    """Where stretches are kept; all methods but ``has`` block."""
+    """Where state is kept; all methods block."""
 
-    @property
-    def capacity(self) -> int:
-        """Bytes in all."""
+    def scan(self) -> tuple[list[Stretch], list[Foreign]]:
+        """Find what may be used, and what only takes room, oldest first."""
 
-    def write(self, stretch: Stretch, keep: Set[bytes]) -> bool:
-        """Keep a stretch, at the cost of others but ``keep``; False when it does not fit."""
+    def write(
+        self, whole: Identity, start: int, kind: int, state: Sequence[Raw], instead_of: Iterable[str] = ()
+    ) -> Stretch:
+        """Keep the state of the tokens from ``start`` on; raises ``OSError``."""
 
-    def has(self, name: bytes) -> bool:
-        """Whether a stretch of that name is kept."""
+    def read(self, stretch: Stretch, into: memoryview) -> None:
+        """Fill memory; raises ``Damaged`` or ``OSError``."""
 
-    def read_all(self) -> Iterator[Stretch]:
-        """Yield every good stretch, parents first."""
-
-    def keep_only(self, names: Set[bytes]) -> None:
-        """Forget all others."""
+    def remove(self, names: Iterable[str]) -> None:
+        """Forget files."""
 
 
 @attrs.define(eq=False)
 class Persistence:
-    """Moves contexts between one device's memory and a store; ``run_blocking`` runs I/O on a thread.
+    """Moves contexts between an engine's memory and a store; ``run_blocking`` runs I/O on a thread.
 
-    ``resting`` says whether the engine has nothing to do; ``saved`` is the version of the tree that the
-    store has.
+    ``saved`` is the version of the tree that the store has.  One call at a time.
     """
 
-    device: Device
+    engine: Engine
     archive: Archive
-    memory: Memory
     store: Store
     run_blocking: Callable[[Callable[[], object]], Awaitable[object]]
-    resting: Callable[[], bool] = lambda: True
     saved: int = -1
 
     @property
     def version(self) -> int:
         """Changes with what there is to save."""
-        return self.memory.retention.tree.version
+        return self.engine.scheduler.memory.retention.tree.version
+
+    @property
+    def disk(self) -> Disk:
+        """What is where."""
+        return self.engine.scheduler.memory.disk
+
+    async def open(self) -> int:
+        """Find out what is there; return how many files are of use."""
+        found: list[tuple[list[Stretch], list[Foreign]]] = []
+        await self.run_blocking(lambda: found.append(self.store.scan()))
+        stretches, foreign = found[0]
+        for file in foreign:
+            self.disk.add_foreign(file)
+        for stretch in sorted(
+            stretches, key=lambda one: (one.start, one.stop)
+        ):  # the way to each before it
+            self.disk.add(stretch)
+        self.disk.make_room(0, None)
+        await self._sweep()
+        return len(self.disk)
+
+    async def _sweep(self) -> None:
+        names = self.disk.take_rubbish()
+        if names:
+            await self.run_blocking(lambda: self.store.remove(names))
 
     # Out
 
-    async def save(self) -> int:
-        """Write what is worth keeping, forget what went; return how many stretches are kept.
-
-        Stops early, and forgets nothing, when the engine has work.  Raises ``OSError``.
-        """
-        version, names = self.version, self._names()
-        keep = set(names.values())
-        for node, name in names.items():
-            parent = names.get(node.parent, ROOT) if node.parent else ROOT
-            if not await self._save_one(node, name, parent, keep):
-                return len(keep)
-        await self.run_blocking(lambda: self.store.keep_only(keep))
-        self.saved = version
-        return len(keep)
-
-    def _names(self) -> dict[Node, bytes]:
-        """Choose what to keep, and name it, parents first."""
-        names: dict[Node, bytes] = {}
+    async def save(self) -> None:
+        """Write what is worth keeping.  Stops early when the engine has work.  Raises ``OSError``."""
+        version = self.version
         for node in sorted(self._chosen(), key=lambda node: node.frontier):
-            names[node] = name_of(names.get(node.parent, ROOT) if node.parent else ROOT, node.part)
-        return names
+            if not await self._save_one(node):
+                return
+        self.saved = version
+        await self._sweep()
 
-    def _chosen(self) -> set[Node]:
-        """Take checkpoints, most worth a byte first, each with the way to it, while there is room."""
-        retention, room = self.memory.retention, min(self.store.capacity, self.memory.space.host.capacity)
-        chosen: set[Node] = set()
-        for node in sorted(filter(self._worthy, retention.tree), key=retention.image_worth, reverse=True):
-            way = [each for each in node.path() if each not in chosen]
-            size = sum(map(self._size, way))
-            if size <= room:
+    def _chosen(self) -> list[Node]:
+        """Take checkpoints, most worth a byte first, with the way to each, while there is room."""
+        retention, room = self.engine.scheduler.memory.retention, self.disk.capacity
+        host = retention.tree.host
+        chosen: list[Node] = []
+        ways: set[Node] = set()
+        for node in sorted(retention.tree, key=retention.image_worth, reverse=True):
+            way = [each for each in node.path() if each not in ways]
+            size = host.size(True, sum(map(self._page_count, way)))
+            gain = retention.loss(node) - transfer_seconds(retention.costs, size)
+            if node.checkpoint and size <= room and disk_seconds(retention.costs, size) < gain:
                 room -= size
-                chosen.update(way)
+                chosen.append(node)
+                ways.update(way)
         return chosen
 
-    def _worthy(self, node: Node) -> bool:
-        """Whether a checkpoint is one that copying brings back quicker than recomputing."""
-        retention = self.memory.retention
-        return node.checkpoint and transfer_seconds(retention.costs, self._size(node)) < retention.loss(
-            node
-        )
+    def _page_count(self, node: Node) -> int:
+        return self.engine.scheduler.memory.cache.page_count(node)
 
-    def _size(self, node: Node) -> int:
-        payload = self.memory.space.host.size(node.checkpoint, self.memory.cache.page_count(node))
-        return stretch_bytes(node.part, payload)
-
-    async def _save_one(self, node: Node, name: bytes, parent: bytes, keep: Set[bytes]) -> bool:
-        """Write one stretch unless it is there; False when something came in between."""
-        if self.store.has(name):
-            return True
-        part, image = node.part, b""
-        # What is exported is decided and queued without a pause in between, so no unit can change it.
+    async def _save_one(self, node: Node) -> bool:
+        """Write what of a checkpoint is not there; False when something came in between."""
+        part = node.part
         if not self._stands(node, part):
             return False
-        kv = await self._kv(node)
-        if not self._stands(node, part):
+        whole = _history(node)
+        _, known = self.disk.way(whole)
+        if known < whole.stop and not await self._write(node, whole, known):
             return False
-        if node.checkpoint:
-            image = bytes(await self._image(node))
-        stretch = Stretch(name, parent, part, KINDS.index(node.kind), bytes(kv), image)
-        return bool(await self.run_blocking(lambda: self.store.write(stretch, keep)))
+        place = self.disk.at(whole)
+        if place is None or place.image is None:
+            return await self._write(node, whole, whole.stop)
+        self.disk.value(place, node.kind)
+        return True
+
+    async def _write(self, node: Node, whole: Identity, start: int) -> bool:
+        """Write the KV from ``start`` on, or the image where nothing is left; False if disturbed."""
+        part, state, image = node.part, list[Raw](), start == whole.stop
+        for export in self._image(node) if image else self._kv(node, start):
+            # What is exported is decided and queued without a pause in between, so no unit can change it.
+            if not self._stands(node, part):
+                return False
+            state.append(await export())
+        keep, _ = self.disk.way(whole)
+        size = file_bytes(whole, sum(map(len, state)))
+        retention = self.engine.scheduler.memory.retention
+        worth = retention.image_worth(node) if image else retention.worth(node)
+        if not self._stands(node, part) or not self.disk.make_room(size, worth, set(keep)):
+            return self._stands(node, part)  # it may not fit where the next one does
+        names, kind, written = self.disk.take_rubbish(), KINDS.index(node.kind), list[Stretch]()
+        write = self.store.write
+        await self.run_blocking(lambda: written.append(write(whole, start, kind, state, names)))
+        self.disk.add(written[0])
+        self.engine.scheduler.counters.disk_written_bytes += written[0].size
+        return True
 
     def _stands(self, node: Node, part: Identity) -> bool:
-        return self.resting() and node.parent is not None and node.part is part
+        return self.engine.resting and node.parent is not None and node.part is part
 
-    async def _kv(self, node: Node) -> Raw:
-        if node.blob is None:
-            return await self.archive.export(None, node.pages)
-        count = self.memory.cache.page_count(node)
-        return await self.archive.export_host(node.blob.key, node.offset, count)
-
-    async def _image(self, node: Node) -> Raw:
+    def _image(self, node: Node) -> Iterator[Callable[[], Awaitable[Raw]]]:
         if node.image is None:
-            return await self.archive.export(node.slot, ())
-        return await self.archive.export_host(node.image.key, 0, 0)
+            yield partial(self.archive.export, node.slot, ())
+        else:
+            yield partial(self.archive.export_host, node.image.key, 0, 0)
+
+    def _kv(self, node: Node, start: int) -> Iterator[Callable[[], Awaitable[Raw]]]:
+        """Export the pages that hold the tokens from ``start`` on, some at a time."""
+        geometry = self.engine.device.geometry
+        path, size = node.path(), geometry.page_tokens
+        ends = [below.part.start // size for below in path[1:]] + [-(-node.frontier // size)]
+        for each, end in zip(path, ends, strict=True):
+            first = each.part.start // size
+            for begin in range(max(first, start // size), end, max(1, PIECE // geometry.page_bytes)):
+                count = min(end - begin, max(1, PIECE // geometry.page_bytes))
+                yield partial(self._pages, each, begin - first, count)
+
+    def _pages(self, node: Node, at: int, count: int) -> Awaitable[Raw]:
+        if node.blob is None:
+            return self.archive.export(None, node.pages[at : at + count])
+        return self.archive.export_host(node.blob.key, node.offset + at, count)
 
     # In
 
-    async def recall(self) -> int:
-        """Bring stored contexts to the host as far as they fit; return how many stretches came back."""
-        stretches = iter(self.store.read_all())
-        nodes: dict[bytes, Node] = {ROOT: self.memory.retention.tree.root}
-        while True:
-            stretch = await self.run_blocking(lambda: next(stretches, None))
-            if not isinstance(stretch, Stretch):
-                break
-            parent = nodes.get(stretch.parent)
-            if parent is not None and self._fits(parent, stretch):
-                nodes[stretch.name] = await self._recall_one(parent, stretch)
-        for node in nodes.values():
-            self.memory.retention.shelve(node)
-        await self._prune(list(nodes.values()))
-        self.saved = self.version
-        return len(nodes) - 1
+    async def read(self, fetch: Fetch) -> str | None:
+        """Read the files of a fetch into host memory, and let the engine go on with what became of it.
 
-    def _fits(self, parent: Node, stretch: Stretch) -> bool:
-        """Whether there is host memory, and nothing in its place (a stretch as it was before a split)."""
-        host, part = self.memory.space.host, stretch.part
-        free = host.fits(host.size(bool(stretch.image), self._pages(stretch)))
-        return free and part.key(part.start) not in parent.children
+        Returns what is wrong with a file, if anything is.
+        """
+        scheduler, began = self.engine.scheduler, self.engine.clock()
+        rooms = [(load, await self.archive.room(load.blob.key, load.blob.pages)) for load in fetch.loads]
+        bad: list[tuple[Stretch, str]] = []
+        for load, room in rooms:
+            if not bad:
+                await self.run_blocking(partial(self._fill, load.stretch, room, bad))
+        scheduler.counters.disk_read_seconds += self.engine.clock() - began
+        if bad:
+            scheduler.not_fetched(fetch, *bad[0])
+        else:
+            scheduler.fetched(fetch)
+        self.engine.wake()
+        return f"{bad[0][0].name} is ignored: {bad[0][1]}" if bad else None
 
-    def _pages(self, stretch: Stretch) -> int:
-        first = stretch.part.start // self.memory.space.geometry.page_tokens
-        return self.memory.space.pages_for(stretch.part.stop) - first
+    def _fill(self, stretch: Stretch, room: memoryview, bad: list[tuple[Stretch, str]]) -> None:
+        """Runs on a thread."""
+        try:
+            self.store.read(stretch, room)
+        except Damaged as problem:
+            bad.append((stretch, str(problem)))
+        except OSError as problem:
+            bad.append((stretch, problem.strerror or "it cannot be read"))
 
-    async def _recall_one(self, parent: Node, stretch: Stretch) -> Node:
-        host = self.memory.space.host
-        kv, image = host.reserve(False, self._pages(stretch)), None
-        await self._put(kv, stretch.kv)
-        if stretch.image:
-            image = host.reserve(True, 0)
-            await self._put(image, stretch.image)
-        kind = KINDS[stretch.kind] if stretch.image else Kind.PATH
-        return self.memory.retention.tree.attach(parent, stretch.part, kv, image, kind)
 
-    async def _put(self, blob: Blob, payload: Raw) -> None:
-        """Fill a blob; raises ``ValueError`` for bytes of another size."""
-        room = await self.archive.room(blob.key, blob.pages)
-        room[:] = payload
-        blob.landed = True
-
-    async def _prune(self, nodes: list[Node]) -> None:
-        """Drop stretches that lead to no checkpoint because what was below did not fit."""
-        units: list[Unit] = []
-        for node in sorted(nodes, key=lambda node: -node.frontier):
-            self.memory.retention.prune(node, units)
-        for unit in units:
-            await self.device.submit(unit).result()
+def _history(node: Node) -> Identity:
+    """Describe all tokens up to the end of a node."""
+    whole = Identity(0, b"")
+    for each in node.path():
+        whole = whole.joined(each.part)
+    return whole

@@ -157,11 +157,25 @@ class Tree:
             node = child
         return node
 
-    def attach(self, parent: Node, part: Identity, kv: Blob, image: Blob | None, kind: Kind) -> Node:
-        """Retain a stretch that came from elsewhere and waits on the host; its place must be empty."""
-        node = Node(parent, part, blob=kv, image=image, kind=kind)
-        parent.children[part.key(part.start)] = node
+    def graft(self, whole: Identity, start: int, kv: Blob | None) -> Node | None:
+        """Retain a history whose tokens from ``start`` on are on the host, in ``kv``; return its end.
+
+        None if what lies before is not retained.  Stretches that are retained already stay as they are.
+        """
+        if self.match(whole).common < start:
+            return None
         self.version += 1
+        node = self.root
+        while node.frontier < whole.stop:
+            child = node.children.get(whole.key(node.frontier))
+            if child is None:
+                assert kv is not None
+                child = Node(node, whole.part(node.frontier, whole.stop), blob=self.host.share(kv))
+                child.offset = child.part.start // self.page_tokens - start // self.page_tokens
+                node.children[whole.key(node.frontier)] = child
+            elif (common := child.part.agrees(whole)) < child.frontier:
+                child = self._split(child, common)
+            node = child
         return node
 
     def _append(self, parent: Node, whole: Identity, table: tuple[int, ...]) -> Node:

@@ -74,6 +74,13 @@ class Retention:
         _place(self.hosted, (node, False), node.image is not None, image, again)
         _place(self.hosted, (node, True), not node.on_device and not node.children, kv, again)
 
+    def shelve_path(self, node: Node) -> None:
+        """Do the same for all nodes down to one that was just put in its place."""
+        for each in node.path():
+            self.shelve(each)
+            for child in each.children.values() if len(each.children) == 1 else ():
+                self.shelve(child)  # the lower half of a stretch that was split
+
     def _page_count(self, node: Node) -> int:
         size = self.tree.page_tokens
         return -(-node.frontier // size) - node.part.start // size

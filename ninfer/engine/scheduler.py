@@ -16,7 +16,9 @@ import attrs
 from ninfer.engine.accounting import count
 from ninfer.engine.cycle import Cycle, Flight, Landed, feed, processed, row, settle
 from ninfer.engine.device import Decode, HostSave, Prefill, Result, RowResult, Unit
+from ninfer.engine.disk import Stretch
 from ninfer.engine.drafting import Drafting
+from ninfer.engine.fetch import Fetch, Fetching
 from ninfer.engine.job import Finish
 from ninfer.engine.line import Line
 from ninfer.engine.memory import Memory
@@ -36,6 +38,7 @@ class Scheduler:
     chunk: int
     counters: Counters = attrs.field(factory=Counters)
     roster: Roster = attrs.field(factory=Roster)
+    fetching: Fetching = attrs.field(init=False)
     line: Line = attrs.field(init=False)
     recovery: Recovery = attrs.field(init=False)
     drafting: Drafting = attrs.field(init=False)
@@ -45,7 +48,8 @@ class Scheduler:
     def __attrs_post_init__(self) -> None:
         drafts = self.memory.space.geometry.drafts
         self.drafting = Drafting(min(self.options.draft_tokens, drafts), self.options.draft_auto)
-        self.line = Line(self.memory, self.roster, self.options)
+        self.fetching = Fetching(self.memory.cache, self.memory.disk)
+        self.line = Line(self.memory, self.roster, self.options, self.fetching)
         stride = self.drafting.widest + 1
         self.recovery = Recovery(self.memory, self.roster, self.counters, self.chunk, stride)
 
@@ -58,6 +62,7 @@ class Scheduler:
         if finish not in {None, Finish.CANCELLED} and seq.slot >= 0:
             self._keep_endpoint(seq)
         self.roster.remove(seq)
+        self.fetching.forget(seq)
         self.memory.release(seq, self._loose)
         seq.move(State.DONE)
 
@@ -69,7 +74,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise ``Broken`` unless every lane, slot, page and host byte has exactly its owners."""
-        self.memory.check(self.roster.residents)
+        self.memory.check(self.roster.residents, self.fetching.claims())
 
     @property
     def owes(self) -> bool:
@@ -83,6 +88,19 @@ class Scheduler:
         counters.tail_copies = self.memory.space.tail_copies
         counters.spilled_pages = self.memory.retention.spilled_pages
         return counters
+
+    # The disk
+
+    def fetched(self, fetch: Fetch) -> None:
+        """Retain what has been read from disk, and let go on who waited for it."""
+        self.counters.disk_reads += 1
+        self.counters.disk_read_bytes += fetch.size
+        self.fetching.landed(fetch, self._loose)
+
+    def not_fetched(self, fetch: Fetch, stretch: Stretch, why: str) -> None:
+        """Forget a file that could not be read, and let go on who waited for it."""
+        self.counters.disk_failures += 1
+        self.fetching.failed(fetch, stretch, why, self._loose)
 
     # Planning
 

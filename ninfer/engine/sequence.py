@@ -81,6 +81,7 @@ class Tally:
     queued_until: float | None = None
     bound: float | None = None
     preferred_tokens: int = 0
+    disk_tokens: int = 0
     exposed: Spent = attrs.field(factory=Spent)
     prefill: Feed = attrs.field(factory=Feed)
     replay: Feed = attrs.field(factory=Feed)
@@ -129,6 +130,10 @@ class Sequence:
     paused_at: float | None = None
     charged_from: Spent | None = None  # the engine's reading when it last became resident
     bypassed: int = 0  # younger requests that were admitted past this one
+    looks: int = 2  # fetches from disk that it may still cause
+    spared: int = 0  # of its prompt, when it last looked at the disk
+    fetched: bool = False  # whether what it then waited for has landed
+    missed: str | None = None  # why it did not
     tally: Tally = attrs.field(factory=Tally)
 
     def __attrs_post_init__(self) -> None:

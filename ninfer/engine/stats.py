@@ -13,6 +13,7 @@ import enum
 
 import attrs
 
+from ninfer.engine.disk import DiskStatistics
 from ninfer.engine.host import HostStatistics
 from ninfer.engine.pages import PoolStatistics
 
@@ -68,6 +69,12 @@ class Counters:
     captures: int = 0
     tail_copies: int = 0
     spilled_pages: int = 0
+    prompt_tokens_disk: int = 0
+    disk_reads: int = 0
+    disk_failures: int = 0
+    disk_read_bytes: int = 0
+    disk_read_seconds: float = 0.0
+    disk_written_bytes: int = 0
     device_wait: float = 0.0
     host_work: dict[str, float] = attrs.field(factory=dict)  # by Phase value
     host_by_class: dict[str, float] = attrs.field(factory=dict)  # the same time by WorkClass value
@@ -101,6 +108,7 @@ class Statistics:
     pages: PoolStatistics
     slots: PoolStatistics
     host: HostStatistics
+    disk: DiskStatistics
     checkpoints: int  # images retained on device and host
     seats_taken: int
     seats_capacity: int

@@ -26,7 +26,8 @@ class Interval:
     @property
     def active(self) -> bool:
         """Whether anything was computed, copied or kept, or anybody is here."""
-        work = ("prefill_tokens", "decode_tokens", "generation_tokens", "replayed_tokens", "captures")
+        tokens = ("prefill_tokens", "decode_tokens", "generation_tokens", "replayed_tokens")
+        work = (*tokens, "captures", "disk_reads", "disk_failures", "disk_written_bytes")
         copied = self.stats.counters.transfer_bytes != self.before.transfer_bytes
         here = any(getattr(self.stats, name) for name in STATES)
         return copied or here or any(self.grown(name) for name in work)
@@ -114,6 +115,7 @@ class Interval:
             "state_transfers": self._transfers("state"),
             "transfers": {resource: self._transfers(resource) for resource in RESOURCES},
             "tail_page_copies": self.grown("tail_copies"),
+            "disk": self._disk(),
             "pressure": {"spill_pages": self.grown("spilled_pages")},
             "occupancy": self._occupancy(),
         }
@@ -130,8 +132,13 @@ class Interval:
             for way in DIRECTIONS
         }
 
+    def _disk(self) -> Members:
+        counts = {name: self.grown(f"disk_{name}") for name in ("reads", "failures", "read_bytes")}
+        seconds = self.stats.counters.disk_read_seconds - self.before.disk_read_seconds
+        return {**counts, "read_seconds": seconds, "written_bytes": self.grown("disk_written_bytes")}
+
     def _occupancy(self) -> Members:
-        pages, slots, host = self.stats.pages, self.stats.slots, self.stats.host
+        pages, slots, host, disk = self.stats.pages, self.stats.slots, self.stats.host, self.stats.disk
         return {
             "device_kv_pages": pages.total - pages.free,
             "device_kv_retained_pages": pages.idle,
@@ -142,6 +149,8 @@ class Interval:
             "host_context_peak_occupied_bytes": host.peak,
             "host_state_images": host.images,
             "host_kv_occupied_bytes": host.kv,
+            "disk_occupied_bytes": disk.used,
+            "disk_files": disk.files,
         }
 
 

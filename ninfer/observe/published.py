@@ -40,6 +40,7 @@ _GAUGES = (
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of admitted requests."),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Of these, tokens found in retained prefixes."),
+    ("prompt_tokens_disk", "prompt_tokens_disk", "Of these, tokens whose state was read from disk."),
     ("prefill_tokens", "prefill_tokens", "Prompt tokens computed."),
     ("generation_tokens", "generation_tokens", "Committed output tokens."),
     ("decode_tokens", "decode_tokens", "Committed output tokens after the first of each request."),
@@ -55,6 +56,11 @@ _COUNTERS = (
     ("spec_decode_draft_tokens", "spec_drafted", "Drafted tokens."),
     ("spec_decode_accepted_tokens", "spec_accepted", "Accepted drafted tokens."),
     ("spec_decode_fallback_steps", "spec_fallbacks", "Plain steps taken where a round did not fit."),
+    ("context_disk_reads", "disk_reads", "Retained contexts read from disk."),
+    ("context_disk_failures", "disk_failures", "Retained contexts whose files turned out to be bad."),
+    ("context_disk_read_bytes", "disk_read_bytes", "Bytes of retained contexts read from disk."),
+    ("context_disk_read_seconds", "disk_read_seconds", "Time that reading them took."),
+    ("context_disk_written_bytes", "disk_written_bytes", "Bytes of retained contexts written to disk."),
     ("device_wait_seconds", "device_wait", "Time the engine waited for the device."),
 )
 
@@ -109,6 +115,10 @@ def _host_memory(stats: Statistics) -> Iterator[Sample]:
     yield Sample("host_context_peak_bytes", "Most host context bytes ever in use.", host.peak)
     yield Sample("host_state_images", "StateImages in host memory.", host.images)
     yield Sample("host_kv_used_bytes", "Host context bytes that hold KV.", host.kv)
+    disk = stats.disk
+    yield Sample("context_disk_used_bytes", "Bytes of files in the folder of contexts.", disk.used)
+    yield Sample("context_disk_capacity_bytes", "Bytes that they may take.", disk.capacity)
+    yield Sample("context_disk_files", "Files in the folder of contexts.", disk.files)
 
 
 def _transfers(counters: Counters) -> Iterator[Sample]:

@@ -55,7 +55,7 @@ class Transfers(Protocol):
         """Copy the saved bytes from ``at`` on back into an array."""
 
     def room(self, nbytes: int) -> Bytes:
-        """Lend host memory with arbitrary contents that is the caller's until ``drop``."""
+        """Lend host memory for the host to fill at once; it is the caller's until ``drop``."""
 
     def drop(self, saved: Bytes) -> None:
         """Give host memory back, once the copies that read it have run."""
@@ -95,6 +95,7 @@ class CupyTransfers:
     _turn: int = 0
     _slabs: list[tuple[Any, Scratch]] = attrs.field(factory=list)
     _lent: dict[int, DeviceArray] = attrs.field(factory=dict)
+    _dropped: CupyMark | None = None  # when memory was last given back
 
     def __attrs_post_init__(self) -> None:
         self._ring = self._pinned(self.staging_bytes)
@@ -177,7 +178,7 @@ class CupyTransfers:
         """Begin copying arrays, end to end, into pinned memory."""
         from cupy.cuda import runtime
 
-        saved = self.room(sum(array.nbytes for array in arrays))
+        saved = self._lend(sum(array.nbytes for array in arrays))
         at = saved.ctypes.data
         for array in arrays:
             runtime.memcpyAsync(at, array.ptr, array.nbytes, 2, self.stream.ptr)
@@ -185,7 +186,13 @@ class CupyTransfers:
         return saved
 
     def room(self, nbytes: int) -> Bytes:
-        """Lend pinned memory that is the caller's until ``drop``."""
+        """Lend pinned memory once no copy reads what was there before: the host fills it, out of order."""
+        if self._dropped is not None:
+            self._dropped.wait()
+            self._dropped = None
+        return self._lend(nbytes)
+
+    def _lend(self, nbytes: int) -> Bytes:
         place = self._host_room(nbytes)
         self._lent[place.ptr] = place
         return host_view(place.ptr, nbytes)
@@ -213,6 +220,7 @@ class CupyTransfers:
     def drop(self, saved: Bytes) -> None:
         """Give the memory back; the order of the stream protects copies that are still to run."""
         del self._lent[saved.ctypes.data]
+        self._dropped = self.mark()
 
     def read(self, arrays: Sequence[DeviceArray]) -> Bytes:
         """Copy arrays out through the ring: while one piece is taken off it, the next is on its way."""

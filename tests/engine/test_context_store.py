@@ -2,142 +2,141 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ninfer.engine.context_store import ROOT, ContextStore, Stretch, name_of
+from ninfer.engine.context_store import ContextStore, Damaged, file_bytes
+from ninfer.engine.disk import Stretch
 from ninfer.engine.identity import Identity, identify
 from ninfer.prompt.prepared import MediaSpan, Prepared
 
 SIGNATURE = "model 1, bf16"
+STATE = (b"kv" * 50, b"more" * 9)
 
 
-def store(
-    folder: Path, warnings: list[str] | None = None, signature: str = SIGNATURE, capacity: int = 1 << 20
-) -> ContextStore:
-    return ContextStore(folder, signature, capacity, ([] if warnings is None else warnings).append)
+def store(folder: Path, warnings: list[str] | None = None, signature: str = SIGNATURE) -> ContextStore:
+    return ContextStore(folder, signature, ([] if warnings is None else warnings).append)
 
 
-def stretch(ids: tuple[int, ...] = (1, 2, 3), parent: bytes = ROOT, start: int = 0, **more) -> Stretch:
-    part = Identity(start, identify(Prepared(ids, False)).ids)
-    return Stretch(name_of(parent, part), parent, part, more.get("kind", 1), b"kv" * 50, b"image" * 9)
+def whole(*ids: int) -> Identity:
+    return identify(Prepared(ids, False))
 
 
 def parts(one: Stretch) -> tuple[object, ...]:
-    part = one.part
-    return (one.name, one.parent, one.kind, one.kv, one.image, part.start, part.ids, part.shape, part.media)
+    it = one.whole
+    return (one.name, one.start, one.kind, one.payload, one.size, it.start, it.ids, it.shape, it.media)
 
 
-def test_what_was_written_comes_back_parents_first(tmp_path):
-    top = stretch()
-    below = stretch((4, 5), top.name, 3)
-    lowest = stretch((6,), below.name, 5)
-    for one in (lowest, top, below):
-        store(tmp_path).write(one)
-    assert [parts(one) for one in store(tmp_path).read_all()] == [
-        parts(one) for one in (top, below, lowest)
+def back(mine: ContextStore, stretch: Stretch) -> bytes:
+    room = bytearray(stretch.payload)
+    mine.read(stretch, memoryview(room))
+    return bytes(room)
+
+
+def test_what_was_written_comes_back(tmp_path):
+    written = [
+        store(tmp_path).write(whole(1, 2, 3), 0, 1, STATE),
+        store(tmp_path).write(whole(1, 2, 3), 3, 2, (b"image",)),
+        store(tmp_path).write(whole(1, 2, 3, 4), 3, 1, (b"",)),
     ]
-    assert store(tmp_path).has(top.name)
+    found, foreign = store(tmp_path).scan()
+    assert sorted(map(parts, found)) == sorted(map(parts, written)) and not foreign
+    assert back(store(tmp_path), written[0]) == b"".join(STATE)
+    assert [one.image for one in written] == [False, True, False]
+    for one in written:
+        assert (tmp_path / f"{one.name}.context").stat().st_size == one.size
+        assert one.size == file_bytes(one.whole, one.payload)
 
 
 def test_media_and_positions_come_back_exactly(tmp_path):
     axis = tuple(range(6))
     span = MediaSpan(b"d" * 32, (1, 2, 4), ((2, 1), (4, 1)))
-    part = identify(
-        Prepared((1, 2, 3, 4, 5, 6), False, (axis, axis, tuple(i + 1 for i in axis)), 3, (span,))
-    )
-    one = Stretch(name_of(ROOT, part), ROOT, part, 2, b"kv")
-    store(tmp_path).write(one)
-    (back,) = store(tmp_path).read_all()
-    assert parts(back) == parts(one)
-
-
-def test_a_stretch_without_its_parent_is_left_out(tmp_path):
-    top = stretch()
-    for one in (top, stretch((4, 5), top.name, 3)):
-        store(tmp_path).write(one)
-    store(tmp_path)._path(top.name).unlink()
-    assert list(store(tmp_path).read_all()) == []
+    it = identify(Prepared((1, 2, 3, 4, 5, 6), False, (axis, axis, tuple(i + 1 for i in axis)), 3, (span,)))
+    one = store(tmp_path).write(it, 2, 2, STATE)
+    ((found,), _) = store(tmp_path).scan()
+    assert parts(found) == parts(one)
 
 
 def test_files_of_another_model_are_reported_and_ignored(tmp_path):
     warnings: list[str] = []
-    store(tmp_path).write(stretch())
-    assert list(store(tmp_path, warnings, "model 2").read_all()) == []
+    one = store(tmp_path).write(whole(1), 0, 1, STATE)
+    found, foreign = store(tmp_path, warnings, "model 2").scan()
+    assert found == [] and [(one.name, one.size)] == [(each.name, each.size) for each in foreign]
     assert "another model" in warnings[0]
 
 
 def test_a_file_under_a_wrong_name_is_ignored(tmp_path):
     warnings: list[str] = []
-    one = stretch()
-    store(tmp_path).write(one)
-    path = store(tmp_path)._path(one.name)
+    one = store(tmp_path).write(whole(1), 0, 1, STATE)
+    path = tmp_path / f"{one.name}.context"
     path.rename(path.with_stem("00" * 32))
-    assert list(store(tmp_path, warnings).read_all()) == []
+    assert store(tmp_path, warnings).scan()[0] == []
     assert "another context" in warnings[0]
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_is_reported_and_never_believed(tmp_path, data):
-    one = stretch()
-    path = store(tmp_path)._path(one.name)
-    store(tmp_path).write(one)
+    one = store(tmp_path).write(whole(1, 2, 3), 0, 1, STATE)
+    path = tmp_path / f"{one.name}.context"
     raw = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
     else:
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
+    head, hurt = one.size - one.payload, len(raw) < one.size or raw[-one.payload :] != b"".join(STATE)
+    if hurt:  # while the server runs it knows the head already
+        with pytest.raises(Damaged):
+            back(store(tmp_path), one)
+    else:
+        assert back(store(tmp_path), one) == b"".join(STATE)
     warnings: list[str] = []
-    assert list(store(tmp_path, warnings).read_all()) == []
-    # A changed parent makes an orphan: nothing is wrong with it, it just leads nowhere.
-    assert warnings or bytes(raw[:10]) == b"NINFERCX1\n"
+    found, foreign = store(tmp_path, warnings).scan()
+    assert len(found) + len(foreign) == 1 and len(foreign) == len(warnings)
+    for stretch in found:
+        assert parts(stretch) == parts(one) and hurt and len(raw) >= head
+        with pytest.raises(Damaged):
+            back(store(tmp_path), stretch)
 
 
-def test_only_what_is_named_stays_and_torn_writes_go(tmp_path):
-    one, two = stretch(), stretch((9,))
+def test_only_what_is_named_goes_and_torn_writes(tmp_path):
     mine = store(tmp_path)
-    for each in (one, two):
-        mine.write(each)
+    one, two = (mine.write(whole(n), 0, 1, STATE) for n in (1, 2))
     (tmp_path / "x.part").write_bytes(b"torn")
     (tmp_path / "README").write_text("not ours")
-    mine.keep_only({two.name})
+    three = mine.write(whole(3), 0, 1, STATE, [one.name])
+    mine.scan()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["README", two.name.hex() + ".context"]
+        ["README", f"{two.name}.context", f"{three.name}.context"]
     )
-    assert [parts(each) for each in store(tmp_path).read_all()] == [parts(two)]
 
 
-@pytest.mark.parametrize("junk", [b"", b"hello", b"NINFERCX1\n", b"NINFERCX2\n" + bytes(300)])
-def test_junk_among_the_files_is_reported(tmp_path, junk):
+@pytest.mark.parametrize("junk", [b"", b"hello", b"NINFERCX2\n", b"NINFERCX1\n" + bytes(300)])
+def test_junk_among_the_files_is_reported_and_takes_room(tmp_path, junk):
     warnings: list[str] = []
     (tmp_path / "junk.context").write_bytes(junk)
-    assert list(store(tmp_path, warnings).read_all()) == []
+    found, foreign = store(tmp_path, warnings).scan()
+    assert found == [] and [(one.name, one.size) for one in foreign] == [("junk", len(junk))]
     assert len(warnings) == 1
 
 
-def test_all_files_stay_within_the_bound_at_the_cost_of_foreign_ones_then_the_oldest(tmp_path):
-    each = [stretch((n,)) for n in range(6)]
-    store(tmp_path, signature="another").write(each[5])
-    size = next(tmp_path.iterdir()).stat().st_size
-    mine = store(tmp_path, capacity=3 * size + 1)
-    for age, one in enumerate(each[:3]):
-        assert mine.write(one)
-        os.utime(mine._path(one.name), ns=(age, age))
-    assert not [path for path in tmp_path.iterdir() if path.stem == each[5].name.hex()]
-    mine = store(tmp_path, capacity=3 * size + 1)
-    assert mine.write(each[3], keep={each[0].name})
-    assert [mine.has(one.name) for one in each] == [True, False, True, True, False, False]
-    assert mine.used == sum(path.stat().st_size for path in tmp_path.iterdir()) <= mine.capacity
-    assert not mine.write(each[4], keep={one.name for one in each})
-    assert store(tmp_path, capacity=size).used <= size  # a smaller bound holds from the start
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+    mine = store(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ninfer.engine.context_store.os.fsync", full)
+        with pytest.raises(OSError, match="space"):
+            mine.write(whole(1), 0, 1, STATE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def full(_: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_context_is_for_its_owner_alone(tmp_path):
-    store(tmp_path).write(stretch())
+    store(tmp_path).write(whole(1), 0, 1, STATE)
     assert next(tmp_path.iterdir()).stat().st_mode & 0o077 == 0

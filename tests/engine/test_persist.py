@@ -13,6 +13,7 @@ from ninfer.engine.loop import Engine
 from ninfer.engine.persist import Persistence
 from ninfer.prompt.prepared import Mark, MarkKind, Prepared
 from ninfer.settings import ContextCosts, EngineOptions
+from tests.sim.disk import reading
 from tests.sim.fake_device import FakeDevice, Hashed, small
 from tests.sim.harness import hear, job, prompt, running
 
@@ -23,11 +24,11 @@ async def inline(call: Callable[[], object]) -> object:
     return call()
 
 
-def persistence(engine: Engine, folder: Path) -> Persistence:
+def persistence(engine: Engine, folder: Path, capacity: int = 1 << 30) -> Persistence:
     device = engine.device
     assert isinstance(device, FakeDevice)
-    store = ContextStore(folder, device.signature, 1 << 30, pytest.fail)
-    return Persistence(device, device, engine.scheduler.memory, store, inline)
+    engine.scheduler.memory.disk.capacity = capacity
+    return Persistence(engine, device, ContextStore(folder, device.signature, pytest.fail), inline)
 
 
 def asks(count: int = 5) -> list[Prepared]:
@@ -48,51 +49,68 @@ async def answers(engine: Engine) -> list[list[int]]:
 async def test_a_second_engine_goes_on_where_the_first_stopped(autojump_clock, tmp_path, pages):
     async with running(device(pages=pages, max_context=128), OPTIONS) as first:
         texts = await answers(first)
-        kept = await persistence(first, tmp_path).save()
+        await persistence(first, tmp_path).save()
+        kept = len(first.scheduler.memory.disk)
         assert kept == len(list(tmp_path.iterdir())) > 5
+        assert first.stats().counters.disk_written_bytes == first.stats().disk.used
     second = device(pages=pages, max_context=128)
     engine = Engine(second, OPTIONS)
-    assert await persistence(engine, tmp_path).recall() == kept
-    engine.check()
-    async with running(second, OPTIONS, engine) as again:
+    there = persistence(engine, tmp_path)
+    assert await there.open() == kept
+    assert engine.stats().host.used == 0  # nothing is read before it is asked for
+    async with running(second, OPTIONS, engine) as again, reading(there):
         heard = [await hear(again, job(ask, 9)) for ask in asks()]
     assert [one.tokens for one in heard] == texts
     assert all(one.admitted.cached_tokens >= 37 for one in heard)
     assert any(isinstance(unit, HostLoad) for unit in second.log)
+    assert heard[0].end.summary.disk_tokens >= 37
 
 
-async def test_what_does_not_fit_the_host_is_left_on_disk(autojump_clock, tmp_path):
+async def test_what_does_not_fit_the_host_is_computed_and_stays_on_disk(autojump_clock, tmp_path):
     async with running(device(), OPTIONS) as first:
-        await answers(first)
-        kept = await persistence(first, tmp_path).save()
-    for host in (0, 2_000, 3_500, 6_000):
-        engine = Engine(device(host), OPTIONS)
-        came_back = await persistence(engine, tmp_path).recall()
-        assert came_back < kept
-        engine.check()
-        assert engine.stats().host.used <= host
+        texts = await answers(first)
+        await persistence(first, tmp_path).save()
+        kept = len(first.scheduler.memory.disk)
+    for host in (0, 1_000, 2_000, 3_500, 6_000):
+        second = device(host)
+        engine = Engine(second, OPTIONS)
+        there = persistence(engine, tmp_path)
+        assert await there.open() == kept
+        async with running(second, OPTIONS, engine) as again, reading(there):
+            assert await answers(again) == texts
+            assert engine.stats().host.peak <= host
 
 
-async def test_saving_again_writes_only_what_is_new_and_drops_what_is_gone(autojump_clock, tmp_path):
+async def test_saving_again_writes_only_what_is_new(autojump_clock, tmp_path):
     async with running(device(), OPTIONS) as engine:
         await hear(engine, job(asks()[0], 9))
-        await persistence(engine, tmp_path).save()
+        there = persistence(engine, tmp_path)
+        await there.save()
         before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
         await hear(engine, job(asks()[1], 9))
-        await persistence(engine, tmp_path).save()
+        await there.save()
         after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert set(before) < set(after) or len(after) > len(before)
-    assert all(after[name] == stamp for name, stamp in before.items() if name in after)
+        written = there.engine.scheduler.counters.disk_written_bytes
+        assert written == sum(
+            path.stat().st_size for path in tmp_path.iterdir()
+        )  # a split rewrites nothing
+    assert set(before) < set(after)
+    assert all(after[name] == stamp for name, stamp in before.items())
 
 
-async def test_a_recalled_context_is_spilled_dropped_and_shared_like_any_other(autojump_clock, tmp_path):
+async def test_a_context_that_was_read_is_spilled_dropped_and_read_again(autojump_clock, tmp_path):
+    works = [job(prompt(60, seed=n), 9) for n in range(6)]
     async with running(device(), OPTIONS) as first:
-        await answers(first)
+        texts = [(await hear(first, work)).tokens for work in works]
         await persistence(first, tmp_path).save()
     tight = device(4_000, pages=18, max_context=128)
     engine = Engine(tight, OPTIONS)
-    await persistence(engine, tmp_path).recall()
-    async with running(tight, OPTIONS, engine) as again:
-        for n in range(12):
-            await hear(again, job(prompt(60, seed=50 + n), 9))
+    there = persistence(engine, tmp_path)
+    await there.open()
+    async with running(tight, OPTIONS, engine) as again, reading(there):
+        for n in range(18):
+            heard = await hear(again, job(prompt(60, seed=n % 6), 9))
+            assert heard.tokens == texts[n % 6]
+            assert heard.admitted.cached_tokens > 0
             again.check()
+    assert engine.stats().counters.disk_reads > 6

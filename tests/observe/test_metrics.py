@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from ninfer.engine.disk import DiskStatistics
 from ninfer.engine.host import HostStatistics
 from ninfer.engine.pages import PoolStatistics
 from ninfer.engine.stats import Counters, Statistics
@@ -31,6 +32,7 @@ def snapshot(**counters: float) -> Statistics:
         pages=PoolStatistics(10, 4, 1, 5),
         slots=PoolStatistics(4, 2, 0, 2),
         host=HostStatistics(capacity=100, used=60, reserved=10, peak=70, images=2, kv=20),
+        disk=DiskStatistics(capacity=1000, used=300, files=4),
         checkpoints=3,
         seats_taken=3,
         seats_capacity=18,
@@ -123,12 +125,16 @@ NAMES = {
         requests_decode_ready requests_replaying requests_materializing device_state_used_slots
         device_state_capacity_slots device_kv_used_pages device_kv_capacity_pages
         device_backend_kv_used_pages host_context_used_bytes host_context_reserved_bytes
-        host_context_capacity_bytes host_context_peak_bytes host_state_images host_kv_used_bytes""",
-    "counter": """prompt_tokens prompt_tokens_cached prefill_tokens generation_tokens decode_tokens
-        replayed_tokens decode_rounds decode_row_rounds preemptions snapshot_restores replay_restores
+        host_context_capacity_bytes host_context_peak_bytes host_state_images host_kv_used_bytes
+        context_disk_used_bytes context_disk_capacity_bytes context_disk_files""",
+    "counter": """prompt_tokens prompt_tokens_cached prompt_tokens_disk prefill_tokens
+        generation_tokens decode_tokens replayed_tokens decode_rounds decode_row_rounds
+        preemptions snapshot_restores replay_restores
         root_selections checkpoint_selections spec_decode_rounds spec_decode_draft_tokens
         spec_decode_accepted_tokens spec_decode_fallback_steps context_transfer_bytes
-        context_transfer_seconds host_work_seconds device_wait_seconds requests response_failures""",
+        context_disk_reads context_disk_failures context_disk_read_bytes context_disk_read_seconds
+        context_disk_written_bytes context_transfer_seconds host_work_seconds device_wait_seconds
+        requests response_failures""",
     "histogram": "time_to_first_token_seconds request_duration_seconds request_queue_seconds",
 }
 LABELS = {

@@ -39,6 +39,7 @@ def work(log: Log) -> dict[str, float]:
     return {
         "prompt_tokens": total(seated, "prompt_tokens"),
         "prompt_tokens_cached": total(seated, "prefix_cache_hit_tokens"),
+        "prompt_tokens_disk": total(seated, "prefix_cache_disk_tokens"),
         "prefill_tokens": total(parts, "computed_prefill_tokens"),
         "generation_tokens": total(parts, "completion_tokens"),
         "decode_tokens": sum(max(part["completion_tokens"] - 1, 0) for part in parts),

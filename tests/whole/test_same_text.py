@@ -12,6 +12,7 @@ from ninfer.engine.context_store import ContextStore
 from ninfer.engine.device import Decode, HostLoad
 from ninfer.engine.persist import Persistence
 from ninfer.startup import ServeOptions
+from tests.sim.disk import reading
 from tests.sim.server import ARTIFACT, World, serving
 from tests.sim.server import inline as run_inline
 from tests.whole.conftest import TOKENS
@@ -61,13 +62,18 @@ async def test_from_disk(autojump_clock: Any, alone: Ids, tmp_path: Path) -> Non
     async with model() as world:
         assert await in_turn(world, talk(tokens=TOKENS)) == alone
         await world.app.engine.rest()
-        kept = await persistence(world, tmp_path).save()
-        assert kept >= 8
+        there = persistence(world, tmp_path)
+        await there.save()
+        kept = len(there.disk)
+        assert kept >= 16
     device, options = inline()
     async with serving(device, ServeOptions(ARTIFACT, engine=options)) as world:
-        assert await persistence(world, tmp_path).recall() == kept
-        assert await in_turn(world, talk(tokens=TOKENS)) == alone
+        there = persistence(world, tmp_path)
+        assert await there.open() == kept
+        async with reading(there):
+            assert await in_turn(world, talk(tokens=TOKENS)) == alone
         done = world.events("request_done")
+        assert done[0]["result"]["prefix_cache_disk_tokens"] > 40
         assert all(one["result"]["prefix_reuse_path"] == "checkpoint" for one in done)
         assert sum(isinstance(unit, HostLoad) for unit in device.log) >= 8
         await anyio.sleep(1)
@@ -76,5 +82,5 @@ async def test_from_disk(autojump_clock: Any, alone: Ids, tmp_path: Path) -> Non
 
 def persistence(world: World, folder: Path) -> Persistence:
     engine, device = world.app.engine, world.device
-    store = ContextStore(folder, device.signature, 1 << 30, pytest.fail)
-    return Persistence(device, device, engine.scheduler.memory, store, run_inline, lambda: engine.resting)
+    engine.scheduler.memory.disk.capacity = 1 << 30
+    return Persistence(engine, device, ContextStore(folder, device.signature, pytest.fail), run_inline)
