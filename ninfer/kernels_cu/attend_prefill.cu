@@ -1,4 +1,5 @@
-// Causal attention of many rows of one sequence over its pages, on tensor cores.
+// Causal attention of many rows of one sequence over its pages, on tensor cores of any card; attend_hopper.cu does
+// the same, faster, on the cards that can run it.
 //
 // One block takes 16 * WARPS rows of one query head and walks the pages from the first, one page (64
 // keys) at a time.  With two stages of keys and values the warps meet once a page and drift apart in between, so
@@ -9,12 +10,9 @@
 //: variants WARPS 4 8
 //: variants STAGES 1 2
 //: spills attend_prefill 128
-#include "pages.cuh"
 #include "ptx.cuh"
+#include "softmax.cuh"
 
-using bf16 = __nv_bfloat16;
-
-constexpr int DIM = 256;
 constexpr int CHUNKS = DIM / 8;  // 16-byte runs of a row
 
 // Rows of DIM elements in shared memory; runs are permuted so that eight rows meet no bank twice.
@@ -29,11 +27,6 @@ __device__ __forceinline__ void fetch(bf16* tile, const bf16* from, long long st
         bool live = row >= begin && row < end;
         copy16_async(cell(tile, row, chunk), from + (live ? row * stride : 0) + chunk * 8, live);
     }
-}
-
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<u32*>(&pair);
 }
 
 // s[n] (16 rows, keys 8n .. 8n + 7) = q @ k^T.
@@ -69,66 +62,6 @@ __device__ __forceinline__ void accumulate(float (&o)[DIM / 8][4], const float (
     }
 }
 
-// Running softmax of rows g and g + 8 (log2 domain); `total` is this lane's share.
-struct Softmax {
-    float top[2], total[2];
-
-    // Turn raw scores into probabilities, `scale` to the log2 domain, and rescale what was summed before.
-    __device__ __forceinline__ void step(float (&s)[8][4], float (&o)[DIM / 8][4], float scale) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float now = NEVER;
-#pragma unroll
-            for (int n = 0; n < 8; n++) now = fmaxf(now, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-            now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-            now = fmaxf(top[r], now * scale);  // unchanged by a page of which the row sees nothing
-            float base = now == NEVER ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int j = 2 * r; j < 2 * r + 2; j++) sum += s[n][j] = exp2_fast(fmaf(s[n][j], scale, -base));
-            total[r] = total[r] * factor + sum;
-            top[r] = now;
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
-        }
-    }
-};
-
-// Keys from `limit` + row on and keys below `begin` get no weight.
-__device__ __forceinline__ void mask(float (&s)[8][4], int limit, int begin, int lane) {
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int key = n * 8 + lane % 4 * 2 + j % 2;
-            if (key >= limit + lane / 4 + j / 2 * 8 || key < begin) s[n][j] = NEVER;
-        }
-}
-
-// out[row, d] = o / total * sigmoid(gate) for rows g and g + 8 that are below `rows`.
-__device__ __forceinline__ void store(bf16* out, const bf16* gate, int out_stride, int gate_stride,
-                                      const float (&o)[DIM / 8][4], const Softmax& soft, int rows, int lane) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float total = soft.total[r] + __shfl_xor_sync(~0u, soft.total[r], 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-        int row = lane / 4 + r * 8;
-        if (row >= rows) continue;
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-            int d = n * 8 + lane % 4 * 2;
-            float2 g = __bfloat1622float2(
-                *reinterpret_cast<const __nv_bfloat162*>(gate + static_cast<long long>(row) * gate_stride + d));
-            *reinterpret_cast<u32*>(out + static_cast<long long>(row) * out_stride + d) =
-                pack_bf16(o[n][2 * r] * inverse * __fdividef(1.0f, 1.0f + __expf(-g.x)),
-                          o[n][2 * r + 1] * inverse * __fdividef(1.0f, 1.0f + __expf(-g.y)));
-        }
-    }
-}
-
 // The pages of one kv head of the sequence.
 struct Walk {
     const Pool& pool;
@@ -142,14 +75,6 @@ struct Walk {
         fetch(to, reinterpret_cast<const bf16*>(from), DIM, PAGE_TOKENS, first_key - page * PAGE_TOKENS, length - page * PAGE_TOKENS);
     }
 };
-
-// Scores of a page become probabilities; `mine` is the index of the warp's first row.
-__device__ __forceinline__ void weigh(float (&s)[8][4], float (&o)[DIM / 8][4], Softmax& soft, int page, int mine,
-                                      int first_key, float scale, int lane) {
-    int at = page * PAGE_TOKENS, begin = first_key - at;
-    if (at + PAGE_TOKENS - 1 > mine || begin > 0) mask(s, mine - at + 1, begin, lane);
-    soft.step(s, o, scale);
-}
 
 // out (rows, heads * DIM); q (rows, heads, DIM) normed and rotated; gate rows `gate_stride` apart.
 // The pool holds bf16.  Grid (heads, tiles of 16 * WARPS rows); shared: (16 * WARPS + STAGES * 128) * 512 bytes.
@@ -172,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
     if (STAGES == 2) walk.values(values, 0);
     copies_commit();
     float o[DIM / 8][4] = {};
-    Softmax soft = {{NEVER, NEVER}, {0, 0}};
+    Softmax soft;
     for (int page = 0; page < pages; page++) {
         bool busy = page * PAGE_TOKENS <= mine + 15;
         float s[8][4] = {};
@@ -187,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
             copies_commit();
             if (!busy) continue;
             score(s, queries, k, warp, lane);
-            weigh(s, o, soft, page, mine, of.first_key, scale, lane);
+            rescale(o, soft.weigh(s, page, mine, of.first_key, scale, lane));
             accumulate(o, s, v, lane);
         } else {
             walk.values(values, page);
@@ -198,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
             __syncthreads();
             if (page + 1 < pages) walk.keys(keys, page + 1);
             copies_commit();
-            if (busy) weigh(s, o, soft, page, mine, of.first_key, scale, lane);
+            if (busy) rescale(o, soft.weigh(s, page, mine, of.first_key, scale, lane));
             copies_wait<1>();
             __syncthreads();
             if (busy) accumulate(o, s, values, lane);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.kernels_cu.pack import Library
+from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import (
     HEAD_DIM,
     KV_KINDS,
@@ -29,6 +29,11 @@ def prompt_shared(warps: int, stages: int) -> int:
     return (16 * warps + 128 * stages) * 512
 
 
+# attend_hopper.cu: rows of a tile, heads and threads of a block; shared: queries, a ring of five, barriers.
+HOPPER_ROWS, HOPPER_HEADS, HOPPER_THREADS = 64, 2, 384
+HOPPER_SHARED = (HOPPER_HEADS + 5) * HOPPER_ROWS * HEAD_DIM * 2 + 80
+
+
 @attrs.define(eq=False)
 class AttentionKernels:
     """Runs attention layers on the pages of ``pool``.
@@ -38,6 +43,7 @@ class AttentionKernels:
     line          (pages of a context,) i32: 0, 1, 2, ..., the table of widened pages
     splits        how many splits the longest sequence can have
     shared_limit  bytes of shared memory that a block may have
+    hopper        whether prompts may use attend_hopper.cu where the card can run it
     """
 
     library: Library
@@ -50,6 +56,7 @@ class AttentionKernels:
     splits: int = SPLITS
     shared_limit: int = 99 << 10
     dependent: bool = True
+    hopper: bool = True
     _positions: DeviceArray | None = None
     _table: DeviceArray | None = None
 
@@ -151,19 +158,30 @@ class AttentionKernels:
         sequences: bytes,
         step: Step,
     ) -> None:
-        fits = ((w, s) for w, s in ((8, 2), (8, 1), (4, 1)) if prompt_shared(w, s) <= self.shared_limit)
-        warps, stages = next(fits)
         heads, wide = self.shape.heads, None
         if self.pool.kind != "bf16":
             wide, pool, sequences = self._widened(pool, place, sequences, step)
             place = 0
-        self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps, STAGES=stages).launch(
-            (heads, -(-step.rows // (16 * warps))),
-            32 * warps,
+        kernel, rows, columns, threads, shared = self._prompt_kernel()
+        kernel.launch(
+            (columns, -(-step.rows // rows)),
+            threads,
             *(out, q, gate, gate.shape[1], pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
-            shared=prompt_shared(warps, stages),
+            shared=shared,
         )
         del wide  # the launch above read it
+
+    def _prompt_kernel(self) -> tuple[Kernel, int, int, int, int]:
+        """What attends a prompt here: kernel, rows of a block, blocks of a row, threads, shared bytes."""
+        heads, group = self.shape.heads, self.shape.heads // self.shape.kv_heads
+        able = group % HOPPER_HEADS == 0 and self.shared_limit >= HOPPER_SHARED
+        if self.hopper and able and self.library.supports("attend_hopper.cu"):
+            kernel = self.library.get("attend_hopper.cu", "attend_hopper")
+            return kernel, HOPPER_ROWS, heads // HOPPER_HEADS, HOPPER_THREADS, HOPPER_SHARED
+        fits = ((w, s) for w, s in ((8, 2), (8, 1), (4, 1)) if prompt_shared(w, s) <= self.shared_limit)
+        warps, stages = next(fits)
+        kernel = self.library.get("attend_prefill.cu", "attend_prefill", WARPS=warps, STAGES=stages)
+        return kernel, 16 * warps, heads, 32 * warps, prompt_shared(warps, stages)
 
     def _widened(
         self, pool: bytes, place: int, sequences: bytes, step: Step

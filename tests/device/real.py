@@ -55,6 +55,10 @@ class RealBed:
         self.bench.card.fill(made)
         return made
 
+    def can_run(self, file: str) -> bool:
+        """Whether the kernels of ``file`` run on this card."""
+        return bool(self.library.supports(file))
+
     def to(self, values: Any) -> DeviceArray:
         """Copy a NumPy array in."""
         return self.bench.to(values)

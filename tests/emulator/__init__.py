@@ -42,7 +42,6 @@ KINDS = {
     "bfloat16": "bf16",
     "uint64": "u64",
 }
-PTX_INCLUDE = '#include "ptx.cuh"'
 
 
 def toolkit() -> str | None:
@@ -56,9 +55,9 @@ def translate(name: str) -> str:
     """C++ that the host compiler takes."""
     loaded = source.load(name)
     text = loaded.text
-    ptx = (source.HERE / "ptx.cuh").read_text().replace("#pragma once\n", "")
-    assert ptx in text, f"{name} does not include ptx.cuh"
-    text = text.replace(ptx, (HERE / "ptx.cuh").read_text().replace("#pragma once\n", ""))
+    assert _body(source.HERE / "ptx.cuh") in text, f"{name} does not include ptx.cuh"
+    for instructions in ("ptx.cuh", "hopper.cuh"):
+        text = text.replace(_body(source.HERE / instructions), _body(HERE / instructions))
     text = re.sub(
         r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
         r"\1* \2 = reinterpret_cast<\1*>(emu::dynamic_shared);",
@@ -66,6 +65,10 @@ def translate(name: str) -> str:
     )
     exports = "".join(f"EMU_EXPORT({kernel})\n" for kernel in loaded.signatures)
     return f'#include "{HERE / "cuda.h"}"\n{text}\n{exports}'
+
+
+def _body(path: Path) -> str:
+    return path.read_text().replace("#pragma once\n", "")
 
 
 @functools.cache
@@ -145,9 +148,8 @@ def encode(kind: str, value: Any) -> bytes:
 class EmulatedLibrary:
     """Stands in for ``kernels_cu.pack.Library``; ``order`` is how fibers are scheduled (see cuda.h)."""
 
-    arch = "sm_80"
-
-    def __init__(self, order: int = 0) -> None:
+    def __init__(self, order: int = 0, arch: str = "sm_80") -> None:
+        self.arch = arch
         self.order = order
         self.launches = 0
         self.stream = 0
@@ -161,5 +163,5 @@ class EmulatedLibrary:
         return self._kernels[key]
 
     def supports(self, file: str) -> bool:
-        """Nothing newer than sm_80 is emulated."""
+        """Whether ``file`` has code for the card that is emulated."""
         return self.arch in source.load(file).architectures

@@ -17,6 +17,7 @@ from ninfer.runtime.kvformat import KV_FORMATS
 from tests.suites.bed import Bed, only_on_a_card, relative
 
 BF16, DIM, PAGE = ml_dtypes.bfloat16, 256, 64
+WAYS = ("attend_prefill.cu", "attend_hopper.cu")  # what attends a prompt
 LIMITS = {"bf16": 8e-3, "int8": 1.2e-2, "fp8": 1.2e-2, "nvfp4": 1.2e-2, "k8v4": 1.2e-2}
 
 
@@ -42,6 +43,13 @@ class Layer:
             bed.to(np.arange(width, dtype=np.int32)), splits=min(64, width),
             shared_limit=bed.machine.shared_bytes,
         )  # fmt: skip
+
+    def attend_by(self, file: str) -> Layer:
+        """Let the kernel of ``file`` attend prompts; skips where it cannot run."""
+        if not self.bed.can_run(file):
+            pytest.skip(f"{file} takes another card")
+        self.run.hopper = file == "attend_hopper.cu"
+        return self
 
     def rows(self, count: int) -> tuple[Any, ...]:
         """Projected q, gate, k, v."""
@@ -122,11 +130,12 @@ class Layer:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KV_KINDS)
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 1), (24, 4), (16, 2)])
+@pytest.mark.parametrize("way", WAYS)
 def test_prompts_rows_and_drafts_attend_to_what_was_cached(
-    bed: Bed, kind: str, heads: int, kv_heads: int
+    bed: Bed, kind: str, heads: int, kv_heads: int, way: str
 ) -> None:
     only_on_a_card(bed, heads > 6)
-    layer = Layer(bed, kind, heads, kv_heads, 512, 2, heads)
+    layer = Layer(bed, kind, heads, kv_heads, 512, 2, heads).attend_by(way)
     limit = LIMITS[kind]
     for count in (70, 1, 58) if heads <= 6 else (70, 1, 58, 129, 64):
         out, want = layer.advance("prefill", [0], [count], layer.rows(count))
@@ -154,10 +163,11 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_a_verification(bed: Bed
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)
-def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str, way: str) -> None:
     found = []
     for cuts in ((150,), (1, 63, 64, 22), (37, 100, 13)):
-        layer = Layer(bed, kind, 2, 1, 192, 1, 5)
+        layer = Layer(bed, kind, 2, 1, 192, 1, 5).attend_by(way)
         rows, at, outs = layer.rows(150), 0, []
         for count in cuts:
             piece = tuple(part[at : at + count] for part in rows)
@@ -171,19 +181,47 @@ def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str) -> 
 def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed, limit: int) -> None:
     found = []
     for shared in (bed.machine.shared_bytes, limit):
-        layer = Layer(bed, "bf16", 2, 1, 192, 1, 5)
+        layer = Layer(bed, "bf16", 2, 1, 192, 1, 5).attend_by("attend_prefill.cu")
         layer.run.shared_limit = shared
         layer.advance("prefill", [0], [30], layer.rows(30))
         found.append(layer.advance("prefill", [0], [150], layer.rows(150))[0])
     assert (found[0] == found[1]).all()
 
 
-def test_keys_below_the_first_are_never_read(bed: Bed) -> None:
-    layer = Layer(bed, "bf16", 2, 1, 128, 1, 6)
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_below_the_first_are_never_read(bed: Bed, way: str) -> None:
+    layer = Layer(bed, "bf16", 2, 1, 128, 1, 6).attend_by(way)
     out, want = layer.advance("prefill", [0], [70], layer.rows(70), first=1)
     assert (out[0] == 0).all() and relative(out, want) <= 8e-3
     out, want = layer.advance("decode", [0], [1], layer.rows(1), first=1)
     assert relative(out, want) <= 8e-3
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_copies_products_and_barriers_of_hopper_meet_in_any_order(bed: Bed, order: int) -> None:
+    """On the emulator threads run in three orders; a tile used too early or freed too soon ends the run."""
+    layer = Layer(bed, "bf16", 2, 1, 448, 1, 7).attend_by("attend_hopper.cu")
+    if not bed.real:
+        bed.library.order = order
+    for count in (1, 63, 356):
+        out, want = layer.advance("prefill", [0], [count], layer.rows(count))
+        assert relative(out, want) <= LIMITS["bf16"]
+
+
+def test_heads_that_do_not_pair_attend_by_the_general_kernel(bed: Bed) -> None:
+    layer = Layer(bed, "bf16", 3, 1, 128, 1, 8).attend_by("attend_hopper.cu")
+    out, want = layer.advance("prefill", [0], [70], layer.rows(70))
+    assert relative(out, want) <= LIMITS["bf16"]
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(24, 4), (16, 2)])
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_of_many_pages(bed: Bed, heads: int, kv_heads: int, way: str) -> None:
+    only_on_a_card(bed, True)
+    layer = Layer(bed, "bf16", heads, kv_heads, 1200, 1, 9).attend_by(way)
+    for count in (1024, 77):
+        out, want = layer.advance("prefill", [0], [count], layer.rows(count))
+        assert relative(out, want) <= LIMITS["bf16"]
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
+from ninfer.kernels_cu import source
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.cuda_state import Take
 from ninfer.ops.linear import COUNTERS, Linear
@@ -31,6 +32,9 @@ class Bed(Protocol):
     machine: Machine
     take: Take
     real: bool
+
+    def can_run(self, file: str) -> bool:
+        """Whether the kernels of ``file`` run here; the emulator turns into a card that runs them."""
 
     def to(self, values: Any) -> DeviceArray:
         """Copy a NumPy array in."""
@@ -57,6 +61,11 @@ class EmulatedBed:
         self.library = EmulatedLibrary(self.order)
         self.machine = Machine(self.library, 3, 227 << 10, gemm, HostTransfers(), planes=multiply)
         self.products = Products(Linear(self.library, 3, 227 << 10, take, zeros((COUNTERS,), "u32")), gemm)
+
+    def can_run(self, file: str) -> bool:
+        """Whether the kernels of ``file`` run here; the emulator turns into a card that runs them."""
+        self.library.arch = source.load(file).architectures[-1]
+        return True
 
     def to(self, values: Any) -> DeviceArray:
         """Copy a NumPy array in."""
