@@ -81,7 +81,7 @@ class ContextStore:
             digest.update(piece)
         size = sum(map(len, state))
         head = _encode(whole, start, kind, size, digest.digest(), self._seal)
-        name = name_of(whole, start)
+        name = name_of(self._seal, whole, start)
         self._write(name, (head, hashlib.sha256(head).digest(), *state))
         return Stretch(name, whole, start, kind, size, len(head) + _SUM + size, digest.digest())
 
@@ -133,11 +133,11 @@ class ContextStore:
         return stretch
 
 
-def name_of(whole: Identity, start: int) -> str:
-    """Name a file by the history that it belongs to, and where its state begins."""
+def name_of(seal: bytes, whole: Identity, start: int) -> str:
+    """Name a file by the device and the history that it belongs to, and by where its state begins."""
     shaped = whole.shape is not None
     sizes = struct.pack("<QQII", start, len(whole), len(whole.media), shaped)
-    return hashlib.sha256(sizes + _describe(whole)).hexdigest()
+    return hashlib.sha256(seal + sizes + _describe(whole)).hexdigest()
 
 
 def file_bytes(whole: Identity, state: int) -> int:
@@ -206,7 +206,7 @@ def _decode(file: BinaryIO, name: str, size: int, seal: bytes) -> Stretch | None
     proof = hashlib.sha256(cursor.seen).digest()
     if cursor.take(_SUM) != proof:
         raise Damaged("the checksum of its head does not match")
-    if name != name_of(whole, start):
+    if name != name_of(seal, whole, start):
         raise Damaged("it holds another context")
     if len(cursor.seen) + state != size or start > tokens or kind >= len(KINDS):
         raise Damaged("its parts do not belong together")

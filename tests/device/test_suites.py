@@ -6,6 +6,7 @@ from tests.suites.attention import *  # noqa: F403
 from tests.suites.delta import *  # noqa: F403
 from tests.suites.experts import *  # noqa: F403
 from tests.suites.program import *  # noqa: F403
+from tests.suites.restart import *  # noqa: F403
 from tests.suites.sampling import *  # noqa: F403
 
 pytestmark = pytest.mark.cuda

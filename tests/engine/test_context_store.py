@@ -66,6 +66,8 @@ def test_files_of_another_model_are_reported_and_ignored(tmp_path):
     found, foreign = store(tmp_path, warnings, "model 2").scan()
     assert found == [] and [(one.name, one.size)] == [(each.name, each.size) for each in foreign]
     assert "another model" in warnings[0]
+    two = store(tmp_path, signature="model 2").write(whole(1), 0, 1, STATE)
+    assert back(store(tmp_path), one) and two.name != one.name
 
 
 def test_a_file_under_a_wrong_name_is_ignored(tmp_path):
