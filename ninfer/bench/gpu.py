@@ -17,18 +17,20 @@ from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.artifact import inventory
 from ninfer.bench import reuse
 from ninfer.bench.random_weights import RandomWeights
+from ninfer.bench.rounds import ROUNDS, compare, pace, without_drafter
 from ninfer.bench.shapes import SHAPES, Recipe, recipe
 from ninfer.bench.timing import gemm_rate, read_rate, sustained_gemm_rate
-from ninfer.engine.device import Bind, Decode, Prefill, Row
+from ninfer.engine.device import Bind, Prefill
 from ninfer.engine.job import Sampling
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.config import TextConfig
-from ninfer.model.weights import Decoder, load_decoder
+from ninfer.model.weights import Decoder, load_decoder, load_proposal
 from ninfer.ops.cuda_experts import bank_of
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.stored import StoredMatrix
@@ -39,10 +41,10 @@ from ninfer.runtime.cuda_card import Card, open_card
 from ninfer.runtime.cuda_program import CudaProgram
 from ninfer.runtime.cuda_transfers import CupyTransfers
 from ninfer.runtime.graphs import capture
+from ninfer.spec.drafter import DRAFTERS, Drafter
 
 PAGE = 64
 SIDE = 8192  # of the square product that the prompt's rate is compared with
-ROUNDS, WARM = 48, 12
 SPARE_BYTES = 2 << 30
 
 
@@ -58,6 +60,8 @@ class Asked:
     kv_kind: str = "bf16"
     layers: int = 0  # 0: all
     reuse: tuple[int, ...] = ()  # retained prefixes to go on from, tokens
+    drafts: int = 0  # the widest round to measure; 0: none
+    proposal_rows: int = 0  # of the drafting head; 0: drafts read the whole head
     pack: Path | None = None  # kernels compiled ahead of time
 
 
@@ -69,13 +73,14 @@ class RandomLoader:
     shapes: inventory.Inventory
     form: Recipe
     share: float = 1.0  # of the experts that one row uses
+    send: Callable[[DeviceArray, NDArray[Any]], None] | None = None  # to the card; ids alone need it
     dense_bytes: int = 0
     expert_bytes: int = 0
     flops: float = 0.0  # of one prompt token, the head left out
 
     def has(self, name: str) -> bool:
         """Whether the parameter exists."""
-        return name == "text/output_head"
+        return name == "text/output_head" or name in self.shapes.shapes
 
     def _together(self, names: tuple[str, ...]) -> list[StoredMatrix]:
         shapes, forms = [self._shape(name) for name in names], [self.form(name) for name in names]
@@ -120,8 +125,12 @@ class RandomLoader:
         return self.made.values(tuple(self.shapes.shape(name) or ()), kind, 0.02)
 
     def indices(self, name: str) -> DeviceArray:
-        """There are none."""
-        raise NotImplementedError(name)
+        """Make distinct ids in ascending order: those of a drafting head."""
+        assert self.send is not None
+        (count,) = self.shapes.shapes[name]
+        made = self.made.take((count,), "i32")
+        self.send(made, np.arange(count, dtype=np.int32))
+        return made
 
 
 @attrs.frozen
@@ -170,10 +179,19 @@ def measure(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
         "ready_seconds": stage.seconds,
     }
     found["prefill"] = [_prefill(stage, count) for count in asked.prompts]
-    found["decode"] = [_decode(stage, batch, n) for n in asked.contexts for batch in asked.batches]
+    each = [(n, batch) for n in asked.contexts for batch in asked.batches]
+    plain = without_drafter(stage.program) if asked.drafts else stage.program
+    found["decode"] = [_decode(stage, plain, batch, n) for n, batch in each]
+    if asked.drafts:
+        found["drafting"] = [_drafting(stage, plain, batch, n, asked.drafts) for n, batch in each]
     if asked.reuse:
         found["reuse"] = [reuse.measure(stage.program, stage.pages(0), n) for n in asked.reuse]
     return found
+
+
+def _drafting(stage: Stage, plain: CudaProgram, batch: int, context: int, widest: int) -> dict[str, Any]:
+    tables = [stage.pages(lane) for lane in range(batch)]
+    return compare(stage.program, plain, tables, context, widest)
 
 
 def open_stage(asked: Asked, say: Callable[[str], None]) -> Stage:
@@ -191,20 +209,43 @@ def open_stage(asked: Asked, say: Callable[[str], None]) -> Stage:
         f"{ceilings.sustained / 1e12:.0f} for a second"
     )
     begun = time.monotonic()
-    moe = config.moe
-    loader = RandomLoader(
-        RandomWeights(card.library, region.take),
-        inventory.text(config),
-        recipe(asked.recipe, config),
-        moe.per_token / moe.experts if moe else 1,
+    machine = Machine(
+        card.library,
+        card.multiprocessors,
+        card.shared_bytes,
+        gemm,
+        CupyTransfers(card.stream),
+        lambda body: capture(card.library, card.stream, body),
     )
-    decoder = load_decoder(loader, config)
-    program = _program(asked, card, gemm, config, decoder, region, block)
+    loader, drafting = _loaders(asked, machine, config, region)
+    decoder, drafter = load_decoder(loader, config), None
+    if asked.drafts:
+        proposal = load_proposal(drafting) if asked.proposal_rows else None
+        decoder = attrs.evolve(decoder, proposal=proposal)
+        drafter = DRAFTERS["mtp"](drafting, decoder)
+    program = _program(asked, machine, config, decoder, drafter, region)
+    _KEEP.append(block)
     warm(program)
     card.wait()
     seconds = time.monotonic() - begun
     say(f"ready in {seconds:.1f} s, {region.used / 1e9:.1f} GB in use")
     return Stage(card, program, config, loader, ceilings, seconds)
+
+
+def _loaders(
+    asked: Asked, machine: Machine, config: TextConfig, region: Region
+) -> tuple[RandomLoader, RandomLoader]:
+    """Loaders of the decoder and of what drafts for it."""
+    share = config.moe.per_token / config.moe.experts if config.moe else 1.0
+    text = RandomLoader(
+        RandomWeights(machine.library, region.take),
+        inventory.text(config),
+        recipe(asked.recipe, config),
+        share,
+        machine.transfers.send,
+    )
+    mtp, proposal = inventory.mtp(config), inventory.proposal(config, asked.proposal_rows or None)
+    return text, attrs.evolve(text, shapes=attrs.evolve(mtp, shapes=mtp.shapes | proposal.shapes))
 
 
 def _ceilings(card: Card, gemm: CublasLt, spare: Region) -> Ceilings:
@@ -218,36 +259,27 @@ def _ceilings(card: Card, gemm: CublasLt, spare: Region) -> Ceilings:
 
 def _program(
     asked: Asked,
-    card: Card,
-    gemm: CublasLt,
+    machine: Machine,
     config: TextConfig,
     decoder: Decoder,
+    drafter: Drafter | None,
     region: Region,
-    block: RawBlock,
 ) -> CudaProgram:
-    machine = Machine(
-        card.library,
-        card.multiprocessors,
-        card.shared_bytes,
-        gemm,
-        CupyTransfers(card.stream),
-        lambda body: capture(card.library, card.stream, body),
-    )
     lanes = max(asked.batches)
     longest = max(*asked.contexts, *asked.prompts, *asked.reuse, 0) + ROUNDS + PAGE
     width = -(-longest // PAGE)
     chunk = min(8192, max(asked.prompts, default=1024))
-    sizes = Sizes(lanes, lanes + 1, lanes * width, longest, chunk, 0, config.vocab, asked.kv_kind)
-    kept, lent = rehearse(machine, config, decoder, None, sizes)
+    sizes = Sizes(
+        lanes, lanes + 1, lanes * width, longest, chunk, asked.drafts, config.vocab, asked.kv_kind
+    )
+    kept, lent = rehearse(machine, config, decoder, drafter, sizes)
     if region.used + kept + lent > region.nbytes:
         raise StartupError(
             f"this card lacks {(region.used + kept + lent - region.nbytes) / 2**30:.1f} GiB for that: "
             "ask for a smaller --batch, --context or --prefill"
         )
     scratch = Scratch(region.take((lent,), "u8").ptr, lent)
-    program = assemble(machine, config, decoder, None, sizes, region.take, scratch.take)
-    _KEEP.append(block)
-    return program
+    return assemble(machine, config, decoder, drafter, sizes, region.take, scratch.take)
 
 
 _KEEP: list[RawBlock] = []  # as long as the process: addresses do not own memory
@@ -274,38 +306,17 @@ def _prefill(stage: Stage, count: int) -> dict[str, Any]:
     }
 
 
-def _decode(stage: Stage, batch: int, context: int) -> dict[str, Any]:
-    program = stage.program
-    for lane in range(batch):
-        program.run(Bind(lane, Sampling()))
-    tables = [stage.pages(lane) for lane in range(batch)]
-    host, device, last, begun = [], [], None, 0.0
-    for i in range(ROUNDS):
-        if i == WARM:
-            begun = time.perf_counter()
-        at = context - ROUNDS + i
-        unit = Decode(tuple(Row(lane, lane, at, tables[lane], None if i else 5) for lane in range(batch)))
-        now = time.perf_counter()
-        pending = program.start(unit)
-        host.append(time.perf_counter() - now)
-        if last is not None:
-            device.append(last().seconds)
-        last = pending
-    assert last is not None
-    last()
-    seconds = (time.perf_counter() - begun) / (ROUNDS - WARM)
+def _decode(stage: Stage, program: CudaProgram, batch: int, context: int) -> dict[str, Any]:
+    one = pace(program, [stage.pages(lane) for lane in range(batch)], context)
     token_bytes = program.pages.page_bytes / PAGE
     moved = stage.weights.step_bytes(batch) + batch * lane_bytes(stage.config, context, token_bytes)
     return {
         "batch": batch,
         "context": context,
-        "tokens_per_second": batch / seconds,
-        "milliseconds": seconds * 1e3,
-        "device_milliseconds": statistics.median(device[WARM:]) * 1e3,
+        "tokens_per_second": batch / one.seconds,
         "gb_per_step": moved / 1e9,
-        "bandwidth_fraction": moved / seconds / stage.ceilings.read,
-        "graph_kernels": getattr(program._graphs.get(("decode", batch)), "launches", 0),
-        "host_milliseconds": statistics.median(host[WARM:]) * 1e3,
+        "bandwidth_fraction": moved / one.seconds / stage.ceilings.read,
+        **one.figures(),
     }
 
 

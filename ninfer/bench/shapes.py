@@ -67,11 +67,22 @@ def _bf16(name: str) -> str:
     return BF16
 
 
+def _drafting(name: str) -> str | None:
+    """What recipes of few bits keep drafting matrices in, as ``ninfer convert`` writes them."""
+    if _small(name):
+        return None
+    return Q4 if name == "proposal/head" else Q8 if name.startswith("mtp/") else None
+
+
 def _fp8(name: str) -> str:
+    if drafting := _drafting(name):
+        return drafting
     return BF16 if _small(name) or name.startswith("text/token") else FP8
 
 
 def _nvfp4(name: str) -> str:
+    if drafting := _drafting(name):
+        return drafting
     if _small(name):
         return BF16
     return Q8 if name in ("text/token_embedding", "text/output_head") else NVFP4
@@ -82,6 +93,8 @@ def _q8(name: str) -> str:
 
 
 def _groupwise(name: str) -> str:
+    if drafting := _drafting(name):
+        return drafting
     if _small(name):
         return BF16
     if name in ("text/token_embedding", "text/output_head"):

@@ -43,6 +43,21 @@ def configure(kinds: Any) -> None:
     )
     add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
     add(
+        "--draft-tokens",
+        type=int,
+        choices=range(6),
+        default=0,
+        metavar="N",
+        help="also time rounds of 1 to N drafts with an MTP layer (default 0: none)",
+    )
+    add(
+        "--proposal-rows",
+        type=int,
+        default=131_072,
+        metavar="N",
+        help="rows of the head that drafts are chosen by (default 131072; 0: the whole head)",
+    )
+    add(
         "--vision",
         type=positive,
         nargs="+",
@@ -85,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         args.kv_dtype,
         args.layers,
         tuple(args.reuse),
+        args.draft_tokens,
+        args.proposal_rows,
         args.kernels,
     )
     found = measure(asked, lambda text: print(text, file=sys.stderr))
@@ -134,6 +151,12 @@ def as_text(found: dict[str, Any]) -> str:
             f"{row['gb_per_step']:.2f} GB, {row['bandwidth_fraction']:.3f} of the read rate, "
             f"{row['graph_kernels']} kernels, host {row['host_milliseconds']:.3f} ms"
         )
+    for table in found.get("drafting", ()):
+        lines.append(
+            f"  drafting batch {table['batch']:2} context {table['context']:6}, "
+            f"plain step {table['plain_milliseconds']:.3f} ms"
+        )
+        lines += [_round(row) for row in table["rounds"]]
     lines += [_reuse(row) for row in found.get("reuse", ())]
     return "\n".join(lines)
 
@@ -148,4 +171,15 @@ def _reuse(row: dict[str, Any]) -> str:
         f"  host  {row['tokens']:6}: {row['host_megabytes']:.0f} MB, "
         f"back at {row['load_gb_per_second']:.1f} GB/s ({row['load_fraction']:.3f} of one copy), "
         f"saved at {row['save_gb_per_second']:.1f} GB/s ({row['save_fraction']:.3f})"
+    )
+
+
+def _round(row: dict[str, Any]) -> str:
+    """A round of some width; what it costs beyond a step is what accepted drafts have to bring."""
+    name = f"width {row['width']}" if row["width"] else "followed"
+    return (
+        f"    {name:8}: {row['ratio']:.3f} of a plain step, {row['milliseconds']:.3f} ms "
+        f"({row['device_milliseconds']:.3f} on the device), "
+        f"pays from {row['ratio'] - 1:.3f} accepted a round, "
+        f"{row['graph_kernels']} kernels, host {row['host_milliseconds']:.3f} ms"
     )

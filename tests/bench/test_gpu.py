@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ninfer.artifact import inventory, layouts
+from ninfer.artifact.convert.recipes import RECIPES as WRITTEN
+from ninfer.artifact.convert.recipes import role_of
 from ninfer.artifact.reader import open_artifact
 from ninfer.bench.gpu import RandomLoader, lane_bytes
 from ninfer.bench.random_weights import RandomWeights
@@ -101,6 +103,17 @@ def test_random_weights_are_legal(form):
     assert np.isfinite(values).all() and 0.005 < values.std() < 0.3
 
 
+def test_drafting_matrices_are_stored_as_conversions_store_them():
+    config = SHAPES["qwen3.6-27b"]()
+    shapes = inventory.mtp(config).shapes | inventory.proposal(config, 131_072).shapes
+    for name in ("bf16", "fp8", "groupwise", "nvfp4"):
+        roles = {role_of(path): recipe(name, config)(path) for path in shapes if "norm" not in path}
+        written = WRITTEN[name].formats
+        assert {role: form for role, form in roles.items() if role != "ids"} == {
+            role: written[role] for role in ("draft", "proposal")
+        }
+
+
 def test_figures_read_as_sentences():
     row = {
         "batch": 1, "context": 512, "tokens_per_second": 80.0, "milliseconds": 12.5, "gb_per_step": 51.5,
@@ -115,6 +128,17 @@ def test_figures_read_as_sentences():
             "gemm_fraction": 0.6, "gemm_sustained_fraction": 0.65,
         }],
     }  # fmt: skip
+    drafted = {"width": 3, "ratio": 1.25, "milliseconds": 10.0, "device_milliseconds": 9.8,
+               "graph_kernels": 500, "host_milliseconds": 0.1}  # fmt: skip
+    found["drafting"] = [
+        {
+            "batch": 1,
+            "context": 512,
+            "plain_milliseconds": 8.0,
+            "rounds": [{**drafted, "width": 0}, drafted],
+        }
+    ]
     text = as_text(found)
     assert "0.650 of the sustained one" in text and "690 sustained" in text
+    assert "width 3 : 1.250 of a plain step" in text and "pays from 0.250 accepted" in text
     assert "80.0 tok/s" in text and "0.900 of the read rate" in text and "0.600 of the product rate" in text
