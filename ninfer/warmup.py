@@ -30,16 +30,20 @@ class _Silent:
 
 
 async def warm_up(engine: Engine) -> None:
-    """Generate a few tokens.  Raises ``StartupError`` when the engine cannot."""
+    """Generate a few tokens; where widths are chosen, so many that each is measured.
+
+    Raises ``StartupError`` when the engine cannot.
+    """
+    drafting = engine.scheduler.drafting
     job = Job(
         request_id="warm-up",
         prompt=Prepared(ids=PROMPT, thinking=False),
         sampling=Sampling(),
-        max_tokens=TOKENS,
+        max_tokens=TOKENS * (1 + drafting.widest * drafting.auto),
         judge=_Silent(),
         deadline=float("inf"),
     )
-    with engine.seat(), engine.submit(job) as events:
+    with drafting.measuring(), engine.seat(), engine.submit(job) as events:
         last = [event async for event in events][-1]
     if isinstance(last, Failed):
         raise StartupError(f"the warm-up generation failed: {last.fault.message} ({explain(engine)})")

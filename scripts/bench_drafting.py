@@ -3,7 +3,7 @@
 Two texts: one that the drafter knows well, and one that it can only guess (sampled, hot).  Rounds of all
 settings take turns, so that other load on the machine falls on each of them alike.
 
-    python scripts/bench_drafting.py [--tokens 200] [--turns 5]
+    python scripts/bench_drafting.py [--tokens 200] [--turns 5] [--text hostile] [--settings plain auto]
 """
 
 from __future__ import annotations
@@ -66,19 +66,21 @@ async def decode(engine: Engine, prompt: Any, sampling: Sampling, tokens: int) -
     return (summary.last_token or 0.0) - (summary.first_token or 0.0), summary
 
 
-async def compare(tokens: int, turns: int) -> None:
+async def compare(tokens: int, turns: int, texts: list[str], settings: list[str]) -> None:
     """Print tokens a second of every setting, and the ratio to plain decoding."""
     with open_artifact(ARTIFACT) as artifact:
         front = build_front(artifact, None, 2048, GenerationDefaults())
         async with trio.open_nursery() as nursery:
             engines: dict[str, Engine] = {}
-            for name, more in SETTINGS.items():
+            for name in settings:
+                more = SETTINGS[name]
                 options = EngineOptions(max_context=1024, spec="mtp" if more else None, **more)
                 device = await nursery.start(hold, artifact, options)
                 engines[name] = Engine(device, options, time.perf_counter)
                 nursery.start_soon(engines[name].run)
                 await warm_up(engines[name])
-            for text, (question, sampling) in TEXTS.items():
+            for text in texts:
+                question, sampling = TEXTS[text]
                 prompt = front.prepare(Conversation((Message("user", (TextPart(question),)),)))
                 await report(engines, text, prompt, sampling, tokens, turns)
             nursery.cancel_scope.cancel()
@@ -117,8 +119,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     options = parser.parse_args()
-    trio.run(compare, options.tokens, options.turns)
+    settings = ["plain", *(name for name in options.settings if name != "plain")]
+    trio.run(compare, options.tokens, options.turns, options.text, settings)
     return 0
 
 

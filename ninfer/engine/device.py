@@ -119,6 +119,15 @@ class Settle:
 
 
 @attrs.frozen
+class Remember:
+    """Bring what drafts are made from up to the frontier: slot and pages will be kept as they are."""
+
+    lane: int
+    slot: int
+    pages: tuple[int, ...] = ()
+
+
+@attrs.frozen
 class CopyImage:
     """Copy a whole StateImage between device slots."""
 
@@ -163,7 +172,19 @@ class HostDrop:
     key: int
 
 
-Unit = Bind | Clear | Prefill | Decode | Settle | CopyImage | CopyPage | HostSave | HostLoad | HostDrop
+Unit = (
+    Bind
+    | Clear
+    | Prefill
+    | Decode
+    | Settle
+    | Remember
+    | CopyImage
+    | CopyPage
+    | HostSave
+    | HostLoad
+    | HostDrop
+)
 
 
 @attrs.frozen

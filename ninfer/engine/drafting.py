@@ -1,9 +1,10 @@
 """How many tokens to draft in the next round: as asked, or what has paid best lately.
 
-Owns the running estimates (acceptance by request and overall, device seconds by batch and width) and the
-account of what drafting has lost.  Promises that a round never drafts beyond what the request may still
-say, nor beyond the thinking budget, that estimates change no greedy text, only its speed, and that
-automatic drafting stops while it has lost more than ``PATIENCE`` of the time against plain steps.
+Owns the running estimates (acceptance by request and overall, seconds by batch and width) and the account
+of what drafting has lost.  Promises that a round never drafts beyond what the request may still say, nor
+beyond the thinking budget, and that estimates change no greedy text, only its speed.  Automatic drafting
+stops while it has lost more than ``PATIENCE`` of the time against plain steps; where it doesn't pay, one
+draft is tried whenever that can be expected to keep the losses below ``PROBING``.
 
 The one thing a reader would get wrong: all rows of a batch ask for the same width, because the batch
 costs what its widest row costs; a row near its limit then asks for less.
@@ -11,17 +12,22 @@ costs what its widest row costs; a row near its limit then asks for less.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager
 
 import attrs
 
 from ninfer.engine.sequence import Sequence
 
-MEMORY = 0.9  # weight of the past in running means
+MEMORY = 0.9  # weight of the past in running means, once there is that much of it
 SLOPE = 0.08  # what one more draft is taken to add to a round's cost before it has been measured
-LOOK_AROUND = 48  # every so many rounds a neighbouring width is tried
+LOOK_AROUND = 48  # while drafting pays, every so many rounds a neighbouring width is tried
 PATIENCE = 0.015  # share of the time of late rounds that drafting may lose before it has to pause
+PROBING = 0.005  # share that it may lose by trying again
 FORGET = 0.998  # weight of the past in that account
+REST = 8  # for so long plain steps are not put in question
+HICCUP = 3.0  # no round is taken to cost more than so many of its kind
 
 
 @attrs.define(eq=False)
@@ -32,24 +38,54 @@ class Drafting:
     auto: bool = False
     acceptance: float = 0.7
     rounds: int = 0
+    _measuring: bool = False
     _cost: dict[tuple[int, int], float] = attrs.field(factory=dict)  # (batch, width) -> seconds
+    _seen: dict[tuple[int, int], int] = attrs.field(factory=dict)  # how many rounds that knows
     _spent: float = 0.0  # seconds of late rounds
     _lost: float = 0.0  # of these, what plain steps would have saved
+    _resting: tuple[Sequence, ...] = ()  # rows that were found to gain nothing
+    _until: int = 0  # the round when that is asked again
 
     def width(self, rows: Rows[Sequence]) -> int:
-        """Choose the width of the next round of these rows."""
+        """Choose the width of the next round of these rows; asking again gives the same answer."""
         if not self.auto or not rows:
             return self.widest
-        self.rounds += 1
-        widest = self._tried(len(rows))
-        if self._lost > PATIENCE * self._spent:
+        if self._measuring:
+            return min(range(self.widest + 1), key=lambda width: self._seen.get((len(rows), width), 0))
+        if self.rounds < self._until and self._resting == tuple(rows):
             return 0
-        best = max(range(widest + 1), key=lambda width: self._yield(rows, width))
-        if self.rounds % LOOK_AROUND == 0:
+        widest = self._tried(len(rows))
+        best = self._best(rows, widest)
+        if self._lost > PATIENCE * self._spent or (best == 0 and not self._affordable(rows)):
+            self._resting, self._until = tuple(rows), self.rounds + REST
+            return 0
+        if best == 0:
+            return min(1, widest)
+        if self.rounds % LOOK_AROUND == LOOK_AROUND - 1:
             return min(best + 1, widest)
         if self.rounds % LOOK_AROUND == LOOK_AROUND // 2:
-            return max(best - 1, 0)
+            return best - 1
         return best
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Let every width take its turn, and keep nothing of it but what rounds cost."""
+        before = self.acceptance
+        self._measuring = True
+        try:
+            yield
+        finally:
+            self._measuring, self.acceptance, self._spent, self._lost = False, before, 0.0, 0.0
+
+    def _affordable(self, rows: Rows[Sequence]) -> bool:
+        """Whether one round of one draft is likely to keep the account within ``PROBING``."""
+        batch, plain = len(rows), self._seconds(len(rows), 0)
+        tokens = sum(1 + self._of(seq) * self.useful(seq, 1) for seq in rows)
+        loss = self._seconds(batch, 1) - plain * tokens / batch
+        return self._lost + loss <= PROBING * self._spent
+
+    def _best(self, rows: Rows[Sequence], widest: int) -> int:
+        return max(range(widest + 1), key=lambda width: self._yield(rows, width))
 
     def useful(self, seq: Sequence, width: int) -> int:
         """Bound ``width`` by what ``seq`` may still say and by its thinking budget."""
@@ -64,12 +100,19 @@ class Drafting:
         for seq, got, asked in zip(rows, accepted, drafted, strict=True):
             if asked:
                 seen = got / min(got + 1, asked)  # of the drafts that were judged at all
-                seq.acceptance = _mean(self._of(seq), seen)
-                self.acceptance = _mean(self.acceptance, seen)
-        key = len(rows), max(drafted, default=0)
+                share = max(1 / (seq.tally.spec_rounds + 3), 1 - MEMORY)
+                seq.acceptance = self._of(seq) + share * (seen - self._of(seq))
+                self.acceptance += (1 - MEMORY) * (seen - self.acceptance)
+        self.rounds += 1
         if seconds > 0:
-            self._cost[key] = _mean(self._cost.get(key, seconds), seconds)
-            self._account(key, sum(accepted) + len(rows))
+            self._measure((len(rows), max(drafted, default=0)), seconds)
+            self._account((len(rows), max(drafted, default=0)), sum(accepted) + len(rows))
+
+    def _measure(self, key: tuple[int, int], seconds: float) -> None:
+        known, times = self._cost.get(key, seconds), self._seen.get(key, 0)
+        share = max(1 / (times + 1), 1 - MEMORY)
+        self._cost[key] = known + share * (min(seconds, HICCUP * known) - known)
+        self._seen[key] = times + 1
 
     def _account(self, key: tuple[int, int], tokens: int) -> None:
         """Book what a round cost beyond the plain steps that would have said as much."""
@@ -101,7 +144,3 @@ class Drafting:
             return 1 + SLOPE * width
         _, _, measured, cost = min(known)
         return cost * (1 + SLOPE * width) / (1 + SLOPE * measured)
-
-
-def _mean(past: float, now: float) -> float:
-    return MEMORY * past + (1 - MEMORY) * now

@@ -23,7 +23,7 @@ from ninfer.engine import admission
 from ninfer.engine.admission import Seat, Seats
 from ninfer.engine.channel import Channel, Reader
 from ninfer.engine.cycle import Flight, Landed
-from ninfer.engine.device import Device, Ticket
+from ninfer.engine.device import Decode, Device, Result, Ticket
 from ninfer.engine.fetch import Fetch
 from ninfer.engine.job import Admitted, Committed, Done, Event, Failed, Finish, Job, Progress, Shifted, Work
 from ninfer.engine.memory import Memory
@@ -56,6 +56,7 @@ class Engine:
     _rested: anyio.Event = attrs.field(factory=anyio.Event)  # set when nothing is left to do
     _reader: Callable[[Fetch], None] | None = None  # begins to read what requests wait for
     _arrivals: int = 0
+    _last_round: float | None = None  # when a decode round was read, if nothing else has been since
     _draining: bool = False  # who has a seat may still submit
     _closed: bool = False
     meter: Meter = attrs.field(init=False)
@@ -168,14 +169,19 @@ class Engine:
             self._drop_cancelled()
             self._expire()
             self.meter.spend(Phase.MAINTENANCE)
-            if sum(bool(flight.rows) for flight, _ in self._flights) <= RUN_AHEAD:
-                self._submit_cycle()
+            while self._under_way <= RUN_AHEAD and self._submit_cycle():
+                pass
             if self._flights:
                 await self._land()
             else:
                 await self._rest()
 
-    def _submit_cycle(self) -> None:
+    @property
+    def _under_way(self) -> int:
+        return sum(bool(flight.rows) for flight, _ in self._flights)
+
+    def _submit_cycle(self) -> bool:
+        """Plan and submit; False when there was nothing to do."""
         began = self.clock()
         cycle = self.scheduler.plan()
         self.meter.spend(Phase.BOUNDARY, cycle)
@@ -189,6 +195,7 @@ class Engine:
             self._reader(fetch)
         self._tell_news()
         self.meter.spend(Phase.COMMIT, cycle)
+        return bool(cycle)
 
     async def _land(self) -> None:
         """Read the oldest unit and commit what it brought."""
@@ -196,12 +203,18 @@ class Engine:
         result = await ticket.result()
         self.meter.spend(None, (flight,))
         self.meter.landed(flight, result.seconds - result.vision_seconds)
-        landed = self.scheduler.settle(flight, result)
+        landed = self.scheduler.settle(flight, result, self._cost(flight, result))
         self._tell_news()
         self.meter.spend(Phase.POST, (flight,))
         for one in landed:
             self._commit(one)
         self.meter.spend(Phase.COMMIT, (flight,))
+
+    def _cost(self, flight: Flight, result: Result) -> float:
+        """Return what a round took: the time since the last one, where one followed the other."""
+        now, last = self.clock(), self._last_round
+        self._last_round = now if isinstance(flight.unit, Decode) else None
+        return result.seconds if last is None else max(now - last, result.seconds)
 
     async def _rest(self) -> None:
         """Sleep until someone submits; a request that nothing can move is a broken invariant."""

@@ -15,7 +15,7 @@ import attrs
 
 from ninfer.engine.accounting import count
 from ninfer.engine.cycle import Cycle, Flight, Landed, feed, processed, row, settle
-from ninfer.engine.device import Decode, HostSave, Prefill, Result, RowResult, Unit
+from ninfer.engine.device import Decode, HostSave, Prefill, Remember, Result, RowResult, Unit
 from ninfer.engine.disk import Stretch
 from ninfer.engine.drafting import Drafting
 from ninfer.engine.fetch import Fetch, Fetching
@@ -70,6 +70,8 @@ class Scheduler:
         seq.cut_round()
         if seq.frontier <= seq.known:  # control tokens may have run on behind a stop
             settle(seq, self._loose)
+            if self.drafting.widest:
+                self._loose.append(Remember(seq.lane, seq.slot, seq.pages))
             self.memory.cache.keep_endpoint(seq, seq.history(seq.frontier), self._loose)
 
     def check(self) -> None:
@@ -121,12 +123,12 @@ class Scheduler:
         Control tokens go first: they are short, come once a request, and a reader waits for them.
         """
         residents = sorted(self.roster.residents, key=lambda s: (s.state is not State.STEERING, s.order))
-        width = self.drafting.width([seq for seq in residents if self._decodable(seq)])
+        ready, width = self._ready(residents)
         rows: list[tuple[Sequence, int]] = []
         short: int | None = None  # the oldest so far that lacks pages
         for seq in residents:
             behind = short is not None and seq.order > short
-            if self._decodable(seq):
+            if seq in ready and seq.decodable:  # it may have been paused for one older
                 draft = self._row(seq, width, behind, cycle.before)
                 if draft is None:
                     short = seq.order if short is None else min(short, seq.order)
@@ -137,9 +139,15 @@ class Scheduler:
         if rows:
             cycle.work.insert(0, self._decode(rows, width))
 
-    def _decodable(self, seq: Sequence) -> bool:
-        """Whether a row may be submitted; a verification must be read before its lane goes on."""
-        return seq.decodable and not (self.drafting.widest and (seq.unread or self._verifying))
+    def _ready(self, residents: list[Sequence]) -> tuple[list[Sequence], int]:
+        """Say who gets a row, and how wide.
+
+        Drafts begin behind what has been read, and a verification must be read before its batch goes on;
+        plain steps run ahead of what has been read.
+        """
+        ready = [seq for seq in residents if seq.decodable and not self._verifying]
+        width = self.drafting.width(ready)
+        return [seq for seq in ready if not (width and seq.unread)], width
 
     def _feedable(self, seq: Sequence) -> bool:
         if seq.state not in FEEDING:
@@ -228,24 +236,27 @@ class Scheduler:
 
     # Results
 
-    def settle(self, flight: Flight, result: Result) -> list[Landed]:
-        """Account for a unit that has run; requests that have ended meanwhile get nothing."""
+    def settle(self, flight: Flight, result: Result, seconds: float | None = None) -> list[Landed]:
+        """Account for a unit that has run; requests that have ended meanwhile get nothing.
+
+        ``seconds`` is what a round cost where that is more than the device's own time.
+        """
         if isinstance(flight.unit, HostSave):
             self.memory.space.host.landed(flight.unit.key)
             flight = attrs.evolve(flight, owner=self.memory.snapshots.owner(flight.unit.key))
         count(self.counters, flight, result, self.memory.space.geometry)
         if flight.drafts:
-            self._learn(flight, result)
+            self._learn(flight, result, result.seconds if seconds is None else seconds)
         nothing = (RowResult(()),) * len(flight.rows)
         landed = [
             self._land(seq, i, flight, (result.rows or nothing)[i]) for i, seq in enumerate(flight.rows)
         ]
         return [one for one in landed if one.seq.state is not State.DONE]
 
-    def _learn(self, flight: Flight, result: Result) -> None:
+    def _learn(self, flight: Flight, result: Result, seconds: float) -> None:
         self._verifying -= any(flight.drafts)
         accepted = [len(one.tokens) - 1 for one in result.rows]
-        self.drafting.learn(flight.rows, accepted, flight.drafts, result.seconds)
+        self.drafting.learn(flight.rows, accepted, flight.drafts, seconds)
 
     def _land(self, seq: Sequence, index: int, flight: Flight, got: RowResult) -> Landed:
         seq.flying -= 1

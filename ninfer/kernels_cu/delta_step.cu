@@ -4,6 +4,9 @@
 // the slot stays, and the raw rows go to the lane's record).  delta_fold advances slots over the first
 // rows of their records, all layers at once; delta_ring then moves the convolution history.  A fold does
 // the additions of as many decode steps in the same order, so it ends in the same bits.
+//
+// A spill is allowed: one register, on one architecture.
+//: spills delta_step 8
 #include "delta.cuh"
 #include "pages.cuh"
 
@@ -20,52 +23,80 @@ struct Record {
     int width, write;
 };
 
+constexpr int ROWS = THREADS / 32;    // rows whose inputs are prepared together
+constexpr int PIECES = 3 * HEAD / 8;  // 16-byte pieces of a head's q, k and v channels
+constexpr int KEYS = HEAD / 8;        // the first of them that is not a query's
+constexpr int HISTORY = TAPS - 1;
+
 struct Workspace {
-    float q[HEAD], k[HEAD], v[HEAD], o[HEAD];
+    uint4 taps[TAPS][PIECES], raw[HISTORY + ROWS][PIECES];  // raw columns, those before row 0 first
+    float mixed[ROWS][3][HEAD], o[ROWS][HEAD];              // convolved q, k, v; outputs
+    float decay[ROWS], beta[ROWS];
 };
 
-// One of the 3 * HEAD convolution channels of a value head.
-struct Channel {
-    const bf16* x;      // its column in the first row
+// Where 8 channels of a value head lie.
+struct Piece {
+    const bf16* x;      // in row 0
     int stride, index;  // elements between rows; channel number in q, k, v order
-    float* out;
-    bool owner;         // whether this block speaks for the channel (key heads are shared by blocks)
+    bool owner;         // whether this block speaks for them (key heads are shared by blocks)
 
-    __device__ __forceinline__ Channel(const DeltaLayer& layer, const DeltaRows& rows, int head, Workspace& ws, int which) {
-        int share = layer.value_heads / layer.key_heads, key = head / share, at = which % HEAD;
-        int width = layer.key_heads * HEAD;
-        if (which < 2 * HEAD) {
-            x = (which < HEAD ? rows.q : rows.k) + key * HEAD + at;
-            index = (which < HEAD ? 0 : width) + key * HEAD + at;
-            out = (which < HEAD ? ws.q : ws.k) + at;
-            stride = rows.key_stride;
-            owner = head % share == 0;
-        } else {
-            x = rows.v + head * HEAD + at;
-            index = 2 * width + head * HEAD + at;
-            out = ws.v + at;
-            stride = rows.value_stride;
-            owner = true;
-        }
+    __device__ __forceinline__ Piece(const DeltaLayer& layer, const DeltaRows& rows, int head, int which) {
+        int share = layer.value_heads / layer.key_heads, part = which / (HEAD / 8);
+        int at = which % (HEAD / 8) * 8 + (part == 2 ? head : head / share) * HEAD;
+        x = (part == 0 ? rows.q : part == 1 ? rows.k : rows.v) + at;
+        stride = part == 2 ? rows.value_stride : rows.key_stride;
+        index = part * layer.key_heads * HEAD + at;
+        owner = part == 2 || head % share == 0;
     }
 
-    // Convolve row `begin` + i; columns before `begin` are in the ring, where `begin` has index `first`.
-    __device__ __forceinline__ bf16 step(const DeltaLayer& layer, const bf16* ring, int channels, int begin, int first,
-                                         int i) const {
-        float w[TAPS], past[TAPS];
-        bf16 raw;
+    __device__ __forceinline__ uint4 load(int row) const {
+        return *reinterpret_cast<const uint4*>(x + static_cast<long long>(row) * stride);
+    }
+};
+
+// Fetch taps and the columns before a sequence's first row, which has index `first`; pieces from `from` on.
+__device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const DeltaRows& rows, const bf16* ring, int head,
+                                              int channels, int first, int from, Workspace& ws) {
+    int pieces = PIECES - from;
+    for (int t = threadIdx.x; t < (TAPS + HISTORY) * pieces; t += THREADS) {
+        int line = t / pieces, p = from + t % pieces;
+        Piece piece(layer, rows, head, p);
+        const bf16* at = line < TAPS ? layer.taps + line * channels : ring + (first + line - TAPS + 1) % TAPS * channels;
+        uint4 found = *reinterpret_cast<const uint4*>(at + piece.index);
+        (line < TAPS ? ws.taps[line] : ws.raw[line - TAPS])[p] = found;
+    }
+}
+
+// Fetch rows row .. row + count - 1 of a sequence that begins at `begin`; raw columns go to `line`, `width`
+// apart, or the only one to `column`, where given.
+__device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaRows& rows, int head, int begin, int row,
+                                           int count, int from, Workspace& ws, bf16* line, int width, bf16* column) {
+    int pieces = PIECES - from, old = row > begin ? HISTORY : 0;
+    for (int t = threadIdx.x; t < (old + count) * pieces; t += THREADS) {
+        int i = t / pieces - old, p = from + t % pieces;
+        Piece piece(layer, rows, head, p);
+        uint4 found = piece.load(row + i);
+        ws.raw[HISTORY + i][p] = found;
+        if (i < 0 || !piece.owner) continue;
+        if (line) *reinterpret_cast<uint4*>(line + static_cast<long long>(i) * width + piece.index) = found;
+        if (column) *reinterpret_cast<uint4*>(column + piece.index) = found;
+    }
+}
+
+// Convolve what was fetched.
+__device__ __forceinline__ void convolve_rows(int count, int from, Workspace& ws) {
+    int width = 3 * HEAD - 8 * from;
+    for (int t = threadIdx.x; t < count * width; t += THREADS) {
+        int i = t / width, channel = 8 * from + t % width;
+        float w[TAPS], x[TAPS];
 #pragma unroll
         for (int j = 0; j < TAPS; j++) {
-            int back = i + j - (TAPS - 1);
-            raw = back >= 0 ? x[static_cast<long long>(begin + back) * stride]
-                            : ring[((first + back + TAPS) % TAPS) * channels + index];
-            w[j] = __bfloat162float(layer.taps[j * channels + index]);
-            past[j] = __bfloat162float(raw);
+            w[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.taps[j])[channel]);
+            x[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.raw[i + j])[channel]);
         }
-        *out = convolve(w, past[0], past[1], past[2], past[3]);
-        return raw;
+        ws.mixed[i][0][channel] = convolve(w, x[0], x[1], x[2], x[3]);
     }
-};
+}
 
 __device__ __forceinline__ void load_state(float4 (&s)[PASSES][4], const float* state) {
     int row = threadIdx.x / 8, lane = threadIdx.x % 8;
@@ -98,43 +129,48 @@ __device__ __forceinline__ void dots(float (&to)[PASSES], const float4 (&s)[PASS
     for (int p = 0; p < PASSES; p++) to[p] = row_sum((sum[p][0] + sum[p][1]) + (sum[p][2] + sum[p][3]));
 }
 
-// Make q and k of the workspace unit vectors, q over sqrt(HEAD); the first two warps' work.
-__device__ __forceinline__ void normalise(Workspace& ws) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (warp > 1) return;
-    float4& mine = reinterpret_cast<float4*>(warp ? ws.k : ws.q)[lane];
-    mine = mine * (warp ? key_factor(mine) : query_factor(mine));
+// Make q and k of `count` rows of the workspace unit vectors, q over sqrt(HEAD); without QUERIES k alone.
+template <bool QUERIES>
+__device__ __forceinline__ void normalise(Workspace& ws, int count) {
+    int lane = threadIdx.x % 32;
+    for (int task = threadIdx.x / 32; task < count * (1 + QUERIES); task += THREADS / 32) {
+        bool query = QUERIES && task >= count;
+        float4& mine = reinterpret_cast<float4*>(query ? ws.mixed[task - count][0] : ws.mixed[task][1])[lane];
+        mine = mine * (query ? query_factor(mine) : key_factor(mine));
+    }
 }
 
-// Advance S by the token whose q, k, v are in the workspace; outputs go to ws.o.
-__device__ __forceinline__ void advance(float4 (&s)[PASSES][4], Workspace& ws, float decay, float beta) {
+// Advance S by the token in row i of the workspace; with OUTPUTS its outputs go to ws.o.
+template <bool OUTPUTS>
+__device__ __forceinline__ void advance(float4 (&s)[PASSES][4], Workspace& ws, int i) {
     int row = threadIdx.x / 8, part = threadIdx.x % 8;
-    float u[PASSES], o[PASSES];
-    dots(u, s, ws.k);
+    const float *k = ws.mixed[i][1], *v = ws.mixed[i][2];
+    float u[PASSES], o[PASSES], decay = ws.decay[i], beta = ws.beta[i];
+    dots(u, s, k);
 #pragma unroll
-    for (int p = 0; p < PASSES; p++) u[p] = delta_of(ws.v[p * LANES + row], u[p], decay, beta);
+    for (int p = 0; p < PASSES; p++) u[p] = delta_of(v[p * LANES + row], u[p], decay, beta);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float4 k = reinterpret_cast<const float4*>(ws.k)[part + 8 * i];
+    for (int j = 0; j < 4; j++) {
+        float4 mine = reinterpret_cast<const float4*>(k)[part + 8 * j];
 #pragma unroll
-        for (int p = 0; p < PASSES; p++) absorb(s[p][i], k, u[p], decay);
+        for (int p = 0; p < PASSES; p++) absorb(s[p][j], mine, u[p], decay);
     }
-    dots(o, s, ws.q);
+    if (!OUTPUTS) return;
+    dots(o, s, ws.mixed[i][0]);
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
-        if (part == 0) ws.o[p * LANES + row] = o[p];
+        if (part == 0) ws.o[i][p * LANES + row] = o[p];
 }
 
-// Convolve row `begin` + i of a head's channels; raw columns go to `line` and to `column`, where given.
-__device__ __forceinline__ void convolve_row(const DeltaLayer& layer, const DeltaRows& rows, const bf16* ring, int head,
-                                             int channels, int begin, int first, int i, Workspace& ws, bf16* line,
-                                             bf16* column) {
-    for (int which = threadIdx.x; which < 3 * HEAD; which += THREADS) {
-        Channel channel(layer, rows, head, ws, which);
-        bf16 raw = channel.step(layer, ring, channels, begin, first, i);
-        if (line && channel.owner) line[channel.index] = raw;
-        if (column && channel.owner) column[channel.index] = raw;
-    }
+// Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.
+__device__ __forceinline__ void enter_gates(const DeltaLayer& layer, const DeltaRows& rows, int head, int row, int count,
+                                            Workspace& ws, bf16* line, int width) {
+    int i = threadIdx.x;
+    if (i >= count) return;
+    bf16 a = rows.a[(row + i) * rows.gate_stride + head], b = rows.b[(row + i) * rows.gate_stride + head];
+    ws.decay[i] = decay_of(layer, head, __bfloat162float(a));
+    ws.beta[i] = beta_of(__bfloat162float(b));
+    if (line) line[static_cast<long long>(i) * width + head] = a, line[static_cast<long long>(i) * width + layer.value_heads + head] = b;
 }
 
 // out (rows, value_heads * HEAD); z alike.  Grid (value_heads, sequences), 256 threads.  What the pass before
@@ -149,32 +185,35 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_step(bf16* out, const
     int begin = of.offsets[sequence], end = of.offsets[sequence + 1], first = of.frontiers[sequence];
     int channels = (2 * layer.key_heads + layer.value_heads) * HEAD;
     float* state = state_of(images, slot, head);
-    bf16 *ring = ring_of(images, slot), *saved = record.base;
+    bf16 *ring = ring_of(images, slot), *line = nullptr, *column = ring + first % TAPS * channels;
     float4 s[PASSES][4];
     load_state(s, state);
+    fetch_history(layer, rows, ring, head, channels, first, 0, ws);
     await_predecessor();
     if (record.write) {
         int lane = record.lanes[sequence];
-        saved += lane * record.lane_stride;
+        line = record.base + lane * record.lane_stride;
+        column = nullptr;
         if (head == 0 && thread == 0) record.frontiers[lane] = first;
     }
-    for (int row = begin; row < end; row++) {
-        bf16* line = record.write ? saved + static_cast<long long>(row - begin) * record.width : nullptr;
-        convolve_row(layer, rows, ring, head, channels, begin, first, row - begin, ws, line,
-                     line ? nullptr : ring + first % TAPS * channels);
-        bf16 a = rows.a[row * rows.gate_stride + head], b = rows.b[row * rows.gate_stride + head];
-        if (line && thread == 0) line[channels + head] = a, line[channels + layer.value_heads + head] = b;
-        float decay = decay_of(layer, head, __bfloat162float(a)), beta = beta_of(__bfloat162float(b));
+    for (int row = begin; row < end; row += ROWS) {
+        int count = min(ROWS, end - row);
+        fetch_rows(layer, rows, head, begin, row, count, 0, ws, line, record.width, column);
+        enter_gates(layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width);
         __syncthreads();
-        normalise(ws);
+        convolve_rows(count, 0, ws);
         __syncthreads();
-        advance(s, ws, decay, beta);
+        normalise<true>(ws, count);
         __syncthreads();
-        if (thread < 32) {
-            long long at = (static_cast<long long>(row) * layer.value_heads + head) * HEAD + thread * 4;
-            float4 w = load4(layer.norm + thread * 4);
-            store4(out + at, gated_norm(reinterpret_cast<float4*>(ws.o)[thread], w, load4(z + at), layer.eps));
+        for (int i = 0; i < count; i++) advance<true>(s, ws, i);
+        __syncthreads();
+        if (thread / 32 < count) {  // a warp a row
+            int i = thread / 32, part = thread % 32;
+            long long at = (static_cast<long long>(row + i) * layer.value_heads + head) * HEAD + part * 4;
+            float4 w = load4(layer.norm + part * 4);
+            store4(out + at, gated_norm(reinterpret_cast<float4*>(ws.o[i])[part], w, load4(z + at), layer.eps));
         }
+        if (line) line += static_cast<long long>(ROWS) * record.width;
     }
     if (!record.write) save_state(s, state);
 }
@@ -205,15 +244,18 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_fold(const bf16* reco
     int first = frontiers[lanes[sequence]];
     float4 s[PASSES][4];
     load_state(s, state);
-    for (int row = 0; row < keep; row++) {
-        convolve_row(layer, rows, ring, head, channels, 0, first, row, ws, nullptr, nullptr);
-        float decay = decay_of(layer, head, __bfloat162float(rows.a[row * width + head]));
-        float beta = beta_of(__bfloat162float(rows.b[row * width + head]));
+    fetch_history(layer, rows, ring, head, channels, first, KEYS, ws);
+    for (int row = 0; row < keep; row += ROWS) {
+        int count = min(ROWS, keep - row);
+        if (row) __syncthreads();
+        fetch_rows(layer, rows, head, 0, row, count, KEYS, ws, nullptr, 0, nullptr);
+        enter_gates(layer, rows, head, row, count, ws, nullptr, 0);
         __syncthreads();
-        normalise(ws);
+        convolve_rows(count, KEYS, ws);
         __syncthreads();
-        advance(s, ws, decay, beta);
+        normalise<false>(ws, count);
         __syncthreads();
+        for (int i = 0; i < count; i++) advance<false>(s, ws, i);
     }
     save_state(s, state);
 }

@@ -61,7 +61,11 @@ class AttentionKernels:
     _table: DeviceArray | None = None
 
     def enter(self, step: Step) -> None:
-        """Make the rotary table of a step.  An ordinary launch: nothing of this pass overtakes the last."""
+        """Make the rotary table of a step.
+
+        An ordinary launch, so that nothing of this pass overtakes the last; a drafting step, which reads
+        no recurrent state, may begin while its predecessor ends.
+        """
         pairs = self.axes.size
         self._positions = step.positions
         self._table = self.take((step.rows, pairs, 2), "f32")
@@ -69,6 +73,7 @@ class AttentionKernels:
             -(-step.rows * pairs // 256),
             256,
             *(self._table, step.positions, self.frequencies, self.axes, step.rows, pairs),
+            dependent=self.dependent and step.first > 0,
         )
 
     def leave(self) -> None:

@@ -232,6 +232,10 @@ class NumpyVerbs:
         rows[step.offsets[:-1]] = self.slots.hidden[step.slots]
         return frame.spread(rows)
 
+    def spread(self, rows: Floats, step: Step) -> Floats:
+        """Lay rows (T, width) out as the verbs of a step pass them on."""
+        return self._enter(step).spread(rows)
+
     def keep_hidden(self, hidden: Floats, step: Step) -> None:
         """Save every sequence's last row in its slot; "verify" records all rows."""
         rows = self._enter(step).gather(hidden)

@@ -29,6 +29,7 @@ from ninfer.engine.device import (
     HostSave,
     Prefill,
     Raw,
+    Remember,
     Result,
     Row,
     RowResult,
@@ -46,6 +47,7 @@ from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.cuda_eyes import CudaEyes
+from ninfer.runtime.cuda_round import Fold, forced_tokens, lay_fold, lay_round
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Mark, Transfers
 from ninfer.runtime.inventory import Inventory
@@ -138,7 +140,7 @@ class CudaProgram:
             self._bind(unit)
         elif isinstance(unit, Settle):
             self._settle([(unit.lane, unit.slot, unit.keep)])
-        else:
+        elif not isinstance(unit, Remember):  # its drafter follows every pass at once
             self._move(unit)
         return tuple
 
@@ -285,8 +287,8 @@ class CudaProgram:
     # Decoding
 
     def _decode(self, unit: Decode) -> Finish:
-        self._settle([(row.lane, row.slot, row.keep) for row in unit.rows if row.keep is not None])
         plain = [row for row in unit.rows if not row.draft]
+        self._settle([(row.lane, row.slot, row.keep) for row in plain if row.keep is not None])
         drafted = sorted((row for row in unit.rows if row.draft), key=lambda row: -row.draft)
         parts = [(rows, go(rows)) for rows, go in ((plain, self._step), (drafted, self._verify)) if rows]
 
@@ -302,7 +304,7 @@ class CudaProgram:
         packer, count = self.packer, len(rows)
         host = rows_step("decode", rows, [(0,)] * count)
         packer.begin()
-        ids, forced = packer.room(count), packer.put(_forced(rows))
+        ids, forced = packer.room(count), packer.put(forced_tokens(rows))
         step = packer.step(host, ids)
         follow = self._follow(step, host)
         self._send()
@@ -332,22 +334,20 @@ class CudaProgram:
     def _verify(self, rows: Sequence[Row]) -> Finish:
         if self.drafter is None:
             raise Broken("drafts were asked for, but no drafter is loaded")
-        drafter, packer, count = self.drafter, self.packer, len(rows)
-        host = rows_step("verify", rows, [(0,) * (1 + row.draft) for row in rows])
-        packer.begin()
-        fed, forced, ids = packer.room(count), packer.put(_forced(rows)), packer.room(host.rows)
-        ahead = [packer.step(_ahead(rows, depth), fed) for depth in range(rows[0].draft)]
-        step = packer.step(host, ids)
-        follow = self._follow(step, host)
+        drafter, count = self.drafter, len(rows)
+        totals = self._close([(row.lane, row.slot, row.keep) for row in rows])
+        slots = [row.slot for row in rows]
+        laid = lay_round(self.packer, rows, totals, self.edges[slots])
         self._send()
         lanes, width = self.geometry.lanes, 1 + self.verbs.sampler.memory.width
         out = self.results.rows(lanes, lanes + count * width).reshape(count, width)
 
         def body() -> None:
-            sampler = self.verbs.sampler
-            sampler.feed(fed, forced, step.lanes)
-            sampler.line(step.ids, fed, self._propose(drafter, ahead), step)
-            hidden = self._advance(step, follow)
+            sampler, step = self.verbs.sampler, laid.step
+            self._fold(laid.fold)
+            sampler.feed(laid.fed, laid.forced, step.lanes)
+            sampler.line(step.ids, laid.fed, self._propose(drafter, laid.ahead), step)
+            hidden = self._advance(step, laid.follow)
             sampler.judge(self.verbs.logits(hidden, self.decoder.head), step, out)
 
         self._play(("verify", *(row.draft for row in rows)), body)
@@ -383,38 +383,37 @@ class CudaProgram:
     def _settle(self, parts: Sequence[tuple[int, int, int]]) -> None:
         if not parts:
             return
+        totals = self._close(parts)
+        self.packer.begin()
+        fold = lay_fold(self.packer, [(*part, total) for part, total in zip(parts, totals, strict=True)])
+        self._send()
+        self._fold(fold)
+
+    def _close(self, parts: Sequence[tuple[int, int, int | None]]) -> list[int]:
+        """Close verifications on the host's side; a ``keep`` of None had none.  -> tokens published."""
         totals = []
         for lane, slot, keep in parts:
             done = self._open.pop(lane, None)
-            if done is None or not 0 <= keep <= len(done.published):
+            published = [] if done is None or keep is None else done.published
+            totals.append(len(published))
+            if keep is None:
+                continue
+            if done is None or not 0 <= keep <= len(published):
                 raise Broken(f"settling {keep} of {done}")
-            totals.append(len(done.published))
             if keep:
                 self.edges[slot] = done.row.frontier + keep - 1 + done.row.rope_delta
-        self.packer.begin()
-        lanes, slots, keeps = (self.packer.put(int32(column)) for column in zip(*parts, strict=True))
-        counts = self.packer.put(int32(totals))
-        self._send()
-        self.verbs.sampler.settle(lanes, keeps, counts)
-        self.verbs.fold(lanes, slots, keeps)
+        return totals
+
+    def _fold(self, fold: Fold) -> None:
+        """Take back what was not kept and advance the slots over what was."""
+        self.verbs.sampler.settle(fold.lanes, fold.keeps, fold.totals)
+        self.verbs.fold(fold.lanes, fold.slots, fold.keeps)
 
 
 def _with_edge(image: Bytes, edge: Ints) -> memoryview:
     """Put the edge, which the host knows, where an exported image has it."""
     image[-EDGE_BYTES:].view(np.int32)[:] = *edge, 0
     return image.data
-
-
-def _forced(rows: Sequence[Row]) -> Ints:
-    """The token each row feeds, -1 where the lane's pending one."""
-    return int32([-1 if row.token is None else row.token for row in rows])
-
-
-def _ahead(rows: Sequence[Row], depth: int) -> Step:
-    """The drafting step of a depth: the rows that draft deeper, at the position before the fed token's."""
-    able = [row for row in rows if row.draft > depth]
-    step = rows_step("decode", able, [(0,)] * len(able), ahead=depth)
-    return attrs.evolve(step, positions=step.positions - np.int32(1), first=1)
 
 
 def _slot_step(unit: Prefill) -> Step:

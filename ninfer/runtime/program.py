@@ -25,6 +25,7 @@ from ninfer.engine.device import (
     HostSave,
     Prefill,
     Raw,
+    Remember,
     Result,
     Row,
     RowResult,
@@ -38,6 +39,7 @@ from ninfer.ops.numpy_state import Floats, Record
 from ninfer.ops.on_numpy import NumpyVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
+from ninfer.runtime.arrears import Arrears
 from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
@@ -64,6 +66,7 @@ class NumpyProgram:
     signature: str = "numpy"  # see ``engine.device.Archive``
     clock: Callable[[], float] = time.perf_counter
     _host: dict[int, Saved] = attrs.field(factory=dict)
+    _arrears: dict[int, Arrears] = attrs.field(factory=dict)  # by lane: what the drafter was not told yet
     _vision: float = 0.0  # seconds of this unit that media took
 
     def run(self, unit: Unit) -> Result:
@@ -84,16 +87,20 @@ class NumpyProgram:
             self._bind(unit)
         elif isinstance(unit, Settle):
             self._settle([(unit.lane, unit.slot, unit.keep)])
+        elif isinstance(unit, Remember):
+            self._catch_up(unit.lane)
         else:
             self._move(unit)
         return ()
 
     def _bind(self, unit: Bind) -> None:
+        self._arrears.pop(unit.lane, None)
         self.lanes[unit.lane].bind(unit)
         if self.eyes is not None:
             self.eyes.forget(unit.lane)
 
     def _move(self, unit: Clear | CopyImage | CopyPage | HostSave | HostLoad | HostDrop) -> None:
+        self._attend_to(unit)
         if isinstance(unit, Clear):
             self.images.clear(unit.slot)
         elif isinstance(unit, CopyImage):
@@ -107,6 +114,18 @@ class NumpyProgram:
             self._load(unit)
         else:
             del self._host[unit.key]
+
+    def _attend_to(self, unit: Clear | CopyImage | CopyPage | HostSave | HostLoad | HostDrop) -> None:
+        """Let the drafter catch up in a slot that is about to be read; forget one that is overwritten."""
+        read = unit.source if isinstance(unit, CopyImage) else None
+        read = unit.slot if isinstance(unit, HostSave) else read
+        written = unit.target if isinstance(unit, CopyImage) else None
+        written = unit.slot if isinstance(unit, Clear | HostLoad) else written
+        for lane, one in list(self._arrears.items()):
+            if one.slot == read:
+                self._catch_up(lane)
+            elif one.slot == written:
+                del self._arrears[lane]
 
     def _load(self, unit: HostLoad) -> None:
         image, codes = self._host[unit.key]
@@ -147,6 +166,7 @@ class NumpyProgram:
 
     def _prefill(self, unit: Prefill) -> tuple[RowResult, ...]:
         self._expect(unit.lane, unit.slot, unit.start)
+        self._catch_up(unit.lane)
         if unit.ids:
             step = self._with_media(unit, prefill_step(unit))
             last = self.verbs.last_rows(self._advance(step), step)
@@ -181,6 +201,8 @@ class NumpyProgram:
         results: dict[int, RowResult] = {}
         plain = [row for row in unit.rows if not row.draft]
         drafted = [row for row in unit.rows if row.draft]
+        for row in drafted:
+            self._catch_up(row.lane)
         if plain:
             self._step(plain, results)
         if drafted:
@@ -244,13 +266,31 @@ class NumpyProgram:
     def _advance(self, step: Step) -> Floats:
         """Run the target and let the drafter follow.  -> hidden states."""
         hidden: Floats = forward(self.verbs, self.decoder, step)
-        if self.drafter is not None:
+        if self.drafter is not None and step.kind == "decode":
+            self._defer(step)
+        elif self.drafter is not None:
             self.drafter.follow(self.verbs, hidden, shifted(step, self.images.edges[step.slots]))
         self.verbs.keep_hidden(hidden, step)
         if step.kind != "verify":
             self.images.edges[step.slots] = step.positions[:, step.offsets[1:] - 1].T
             self.images.frontiers[step.slots] += np.diff(step.offsets)
         return hidden
+
+    def _defer(self, step: Step) -> None:
+        """Note what plain steps forward, for the drafter."""
+        parts = (part.tolist() for part in (step.ids, step.lanes, step.slots, step.frontiers))
+        for token, lane, slot, start, table in zip(*parts, step.tables, strict=True):
+            one = self._arrears.setdefault(lane, Arrears(lane, slot, start, table))
+            one.add(token, self.verbs.slots.hidden[slot], self.images.edges[slot], table)
+            if one.full:
+                self._catch_up(lane)
+
+    def _catch_up(self, lane: int) -> None:
+        """Tell the drafter of the tokens of a lane that it was not told of."""
+        one = self._arrears.pop(lane, None)
+        if one is not None and self.drafter is not None:
+            step = one.step()
+            self.drafter.remember(self.verbs, self.verbs.spread(np.stack(one.hidden), step), step)
 
     def _logits(self, hidden: Floats) -> Floats:
         logits = self.verbs.logits(hidden, self.decoder.head)

@@ -24,6 +24,9 @@ class Drafter(Protocol):
     def follow(self, verbs: Verbs, hidden: Array, step: Step) -> None:
         """Take in a target pass: its rows and (T, H) hidden states.  ``step`` is already shifted."""
 
+    def remember(self, verbs: Verbs, previous: Array, step: Step) -> None:
+        """Take in known tokens; ``previous`` are the hidden states before them, ``step`` is shifted."""
+
     def begin(self, verbs: Verbs, step: Step) -> tuple[Array, Array]:
         """Propose after the pending token of each sequence.  -> ids (S,), state for ``go_on``."""
 

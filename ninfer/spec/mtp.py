@@ -22,7 +22,11 @@ class MtpDrafter:
 
     def follow(self, verbs: Verbs, hidden: Array, step: Step) -> None:
         """Append the cache entries of a target pass."""
-        mtp.remember(verbs, self.decoder, self.weights, verbs.previous_hidden(hidden, step), step)
+        self.remember(verbs, verbs.previous_hidden(hidden, step), step)
+
+    def remember(self, verbs: Verbs, previous: Array, step: Step) -> None:
+        """Append cache entries made of tokens and the hidden states before them."""
+        mtp.remember(verbs, self.decoder, self.weights, previous, step)
 
     def begin(self, verbs: Verbs, step: Step) -> tuple[Array, Array]:
         """Propose from the slots' hidden states and the pending tokens."""

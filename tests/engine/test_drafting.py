@@ -47,6 +47,15 @@ def test_text_that_turns_hostile_costs_little(lanes):
     assert ratio(0.05, 0.3, lanes, 1000, drafting) > 0.97
 
 
+@given(st.floats(0, 1), st.floats(0.01, 2.0))
+@settings(max_examples=25, deadline=None)
+def test_measured_beforehand_it_loses_nothing_at_first(chance, slope):
+    drafting = Drafting(5, auto=True)
+    with drafting.measuring():
+        ratio(0.5, slope, 1, 12, drafting)
+    assert ratio(chance, slope, 1, 60, drafting) > 0.95
+
+
 @pytest.mark.parametrize(("chance", "slope"), [(0.95, 0.1), (0.9, 0.3), (0.7, 0.1)])
 def test_where_drafts_pay_it_comes_near_the_best_width(chance, slope):
     best = max(sum(chance**i for i in range(width + 1)) / (1 + slope * width) for width in range(6))

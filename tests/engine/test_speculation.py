@@ -11,6 +11,7 @@ from ninfer.engine.job import Committed, Finish, ThinkingPlan
 from ninfer.engine.sequence import Sequence
 from ninfer.prompt.prepared import Prepared
 from ninfer.settings import EngineOptions
+from ninfer.warmup import warm_up
 from tests.sim.fake_device import STOP, Costs, FakeDevice, Hashed, Script, small
 from tests.sim.harness import CLOSE, Reader, hear, hear_all, job, prompt, running
 
@@ -162,6 +163,26 @@ async def test_automatic_width_follows_acceptance(autojump_clock, drafter, least
         await hear(engine, job(10, 600))
     late = drafts(device)[-80:-8]
     assert least <= sum(late) / len(late) <= most
+
+
+async def test_warming_up_measures_every_width_and_forgets_the_text(autojump_clock):
+    device = FakeDevice(small(drafts=4), drafter=DRAFTERS["always wrong"])
+    async with running(device, attrs.evolve(OPTIONS, draft_auto=True)) as engine:
+        await warm_up(engine)
+        drafting = engine.scheduler.drafting
+    assert {width for _, width in drafting._cost} == set(range(5))
+    assert (drafting.acceptance, drafting._lost) == (0.7, 0.0)
+
+
+async def test_automatic_drafting_that_does_not_draft_runs_ahead(autojump_clock):
+    """Plain steps are submitted before the last one was read; only what verifies has to wait."""
+    device = FakeDevice(small(drafts=4, max_context=1024, pages=200), drafter=DRAFTERS["always wrong"])
+    async with running(device, attrs.evolve(OPTIONS, draft_auto=True)) as engine:
+        await hear(engine, job(10, 500))
+    late = [row for unit in device.log if isinstance(unit, Decode) for row in unit.rows][100:-5]
+    plain = [row.token is None for row in late if not row.draft and row.keep is None]
+    assert sum(plain) >= 0.97 * len(plain) and len(plain) > 300
+    assert not any(row.token is None for row in late if row.draft)
 
 
 @pytest.mark.parametrize(("slope", "width"), [(0.0001, 4), (0.009, 0)])

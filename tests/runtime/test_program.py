@@ -18,11 +18,13 @@ from ninfer.engine.device import (
     HostLoad,
     HostSave,
     Prefill,
+    Remember,
     Row,
     Settle,
 )
 from ninfer.engine.job import Sampling
 from ninfer.faults import Broken
+from ninfer.runtime.arrears import MOST
 from ninfer.runtime.program import NumpyProgram
 from tests.drive import Request, generate, relative, start, step
 from tests.toy import DENSE, KNOWN, SPARSE, parameter, toy_program
@@ -166,6 +168,7 @@ def test_speculation_gives_the_same_greedy_text_and_the_same_bits(config: dict[s
     generate(drafted, two, 24, draft=3)
     drafted.run(Settle(0, 0, two.keep or 0))
     generate(plain, one, len(two.out))
+    plain.run(Remember(0, 0, one.pages))
     assert one.out == two.out
     assert one.frontier == two.frontier
     assert np.array_equal(image(plain), image(drafted))
@@ -204,6 +207,9 @@ class Knowing:
     def follow(self, verbs: Any, hidden: Any, step: Any) -> None:
         """Needs nothing."""
 
+    def remember(self, verbs: Any, previous: Any, step: Any) -> None:
+        """Needs nothing."""
+
     def begin(self, verbs: Any, step: Any) -> tuple[Any, Any]:
         """Propose the first token."""
         self.at = 0
@@ -213,6 +219,57 @@ class Knowing:
         """Propose the next token."""
         self.at += 1
         return np.full(len(state), self.tokens[self.at - 1]), state
+
+
+# What the drafter is told late
+
+
+READERS: dict[str, Any] = {
+    "asked": lambda pages: Remember(0, 0, pages),
+    "copied": lambda pages: CopyImage(0, 1),
+    "saved": lambda pages: HostSave(1, 0, pages[:7]),
+    "fed": lambda pages: Prefill(0, 0, len(PROMPT) + 19, (5, 6), pages),
+    "drafts": lambda pages: Decode((Row(0, 0, len(PROMPT) + 19, pages, None, draft=2),)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_whatever_reads_the_state_finds_what_drafts_are_made_from(reader: Any) -> None:
+    pages, count = tuple(range(16)), len(PROMPT) + 19
+    late, prompt = (program_of(spec="mtp", draft_tokens=3) for _ in range(2))
+    one, all_at_once = Request(PROMPT, pages=pages), Request(PROMPT, pages=pages)
+    generate(late, one, 20)
+    start(prompt, all_at_once)
+    for token in all_at_once.out + one.out[1:19]:  # a prompt's piece is followed at once
+        prompt.run(Prefill(0, 0, all_at_once.frontier, (token,), pages))
+        all_at_once.frontier += 1
+    mtp = cached(prompt, pages, count)[-1]
+    assert not np.allclose(cached(late, pages, count)[-1], mtp, atol=0.05)
+    late.run(reader(pages))
+    assert np.allclose(cached(late, pages, count)[-1], mtp, atol=0.05)
+
+
+@pytest.mark.parametrize("unit", [Bind(0, Sampling()), Clear(0), CopyImage(1, 0)])
+def test_a_slot_that_is_overwritten_owes_nothing(unit: Any) -> None:
+    program, pages = program_of(spec="mtp", draft_tokens=3), tuple(range(16))
+    request = Request(PROMPT, pages=pages)
+    generate(program, request, 20)
+    program.run(unit)
+    before = cached(program, pages, request.frontier).copy()
+    for reader in (Remember(0, 0, pages), CopyImage(0, 1), HostSave(1, 0, pages[:2])):
+        program.run(reader)
+    assert np.array_equal(before, cached(program, pages, request.frontier))
+
+
+def test_what_is_told_late_is_bounded() -> None:
+    program, pages = program_of(spec="mtp", draft_tokens=3), tuple(range(16))
+    request = Request(PROMPT, pages=pages)
+    start(program, request)
+    longest = 0
+    for _ in range(150):
+        step(program, [request])
+        longest = max([longest, *(len(one.hidden) for one in program._arrears.values())])
+    assert longest == MOST - 1
 
 
 def test_verification_leaves_the_state_alone_until_settled() -> None:

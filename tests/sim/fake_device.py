@@ -34,6 +34,7 @@ from ninfer.engine.device import (
     HostLoad,
     HostSave,
     Prefill,
+    Remember,
     Result,
     Row,
     RowResult,
@@ -113,6 +114,7 @@ class Lane:
     verifying: tuple[int, ...] = ()  # ids of an unsettled verification
     rope_delta: int = 0
     generated: int = 0
+    behind: tuple[int, int, tuple[int, ...]] | None = None  # slot, first token not drafted from, pages
 
     def count(self, token: int) -> None:
         """Let penalties count one more sampled token."""
@@ -248,10 +250,15 @@ class FakeDevice:
                 for token in unit.generated:
                     lane.count(token)
             case Clear():
+                self._overwrite(unit.slot)
                 self.slots[unit.slot] = Image()
             case Settle():
                 self._settle(unit.lane, unit.slot, unit.keep)
+            case Remember():
+                self._catch_up(unit.lane)
             case CopyImage():
+                self._save(unit.source)
+                self._overwrite(unit.target)
                 self.slots[unit.target] = self.slots[unit.source].copy()
             case CopyPage():
                 self.pages[unit.target] = list(self.pages[unit.source])
@@ -269,6 +276,7 @@ class FakeDevice:
             raise Trespass("a feeding of nothing")
         if lane.verifying:
             raise Trespass("a verification was never settled")
+        self._catch_up(unit.lane)
         self._audit(image, unit.start, unit.pages, unit.start + len(unit.ids))
         for offset, token in enumerate(unit.ids):
             index = unit.start + offset
@@ -287,11 +295,14 @@ class FakeDevice:
             self._settle(row.lane, row.slot, row.keep)
         elif lane.verifying:
             raise Trespass("a verification was never settled")
-        self._audit(image, row.frontier, row.pages, row.frontier + 1 + row.draft)
+        if row.draft:
+            self._catch_up(row.lane)
+        self._audit(image, row.frontier, row.pages, row.frontier + 1 + row.draft, drafts=row.draft > 0)
         token = lane.pending if row.token is None else row.token
         if row.draft:
             return self._verify(row, lane, image, token)
         self._step(image, token, row)
+        self._fall_behind(lane, row)
         return RowResult((self._sample(lane, image),))
 
     def _step(self, image: Image, token: int, row: Row) -> None:
@@ -344,8 +355,13 @@ class FakeDevice:
         size = self.geometry.page_tokens
         return self.pages.setdefault(pages[index // size], [0] * size)
 
-    def _audit(self, image: Image, frontier: int, pages: tuple[int, ...], upto: int) -> None:
-        """Compare the state of the slot with that of the pages, token by token."""
+    def _audit(
+        self, image: Image, frontier: int, pages: tuple[int, ...], upto: int, *, drafts: bool = False
+    ) -> None:
+        """Compare the state of the slot with that of the pages, token by token.
+
+        Tokens that drafts cannot be made from yet are negative in their page.
+        """
         size = self.geometry.page_tokens
         if len(image.ids) != frontier:
             raise Trespass(f"the slot stands at {len(image.ids)}, the unit at {frontier}")
@@ -353,18 +369,48 @@ class FakeDevice:
             raise Trespass(f"{len(pages)} pages do not hold {upto} tokens")
         for number in range(-(-frontier // size)):
             expected = image.chain[number * size : (number + 1) * size]
-            if self.pages[pages[number]][: len(expected)] != expected:
+            found = self.pages[pages[number]][: len(expected)]
+            if (found if drafts else [abs(value) for value in found]) != expected:
                 raise Trespass(f"page {pages[number]} does not hold what {number} of this lane should")
+
+    def _fall_behind(self, lane: Lane, row: Row) -> None:
+        if self.geometry.drafts:
+            cell, size = self._row(row.pages, row.frontier), self.geometry.page_tokens
+            cell[row.frontier % size] *= -1
+            _, first, _ = lane.behind or (0, row.frontier, ())
+            lane.behind = row.slot, first, row.pages
+
+    def _catch_up(self, number: int) -> None:
+        """Write what drafts are made from into the pages that the lane had last."""
+        lane = self.lanes[number]
+        slot, first, pages = lane.behind or (0, 0, ())
+        chain = self.slots[slot].chain if pages else []
+        for index in range(first, len(chain)):
+            self._row(pages, index)[index % self.geometry.page_tokens] = chain[index]
+        lane.behind = None
+
+    def _save(self, slot: int | None) -> None:
+        """Catch up in a slot that is about to be read."""
+        for number, lane in self.lanes.items():
+            if lane.behind and lane.behind[0] == slot:
+                self._catch_up(number)
+
+    def _overwrite(self, slot: int | None) -> None:
+        for lane in self.lanes.values():
+            if lane.behind and lane.behind[0] == slot:
+                lane.behind = None
 
     def _host(self, unit: Unit) -> None:
         match unit:
             case HostSave():
+                self._save(unit.slot)
                 image = None if unit.slot is None else self.slots[unit.slot].copy()
                 self.host[unit.key] = image, [list(self.pages[page]) for page in unit.pages]
                 self.host_used += self._weight(unit.key)
                 if self.host_used > self.geometry.host_bytes:
                     raise Trespass(f"{self.host_used} host bytes")
             case HostLoad():
+                self._overwrite(unit.slot)
                 saved, pages = self._held(unit.key)
                 if unit.slot is not None:
                     if saved is None:

@@ -92,9 +92,7 @@ async def test_a_full_house_is_refused_at_once(autojump_clock) -> None:  # type:
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding"])
-async def test_a_client_that_leaves_frees_lane_and_pages_with_the_unit_in_flight(
-    autojump_clock, phase
-):
+async def test_a_client_that_leaves_frees_lane_and_pages_with_the_unit_in_flight(autojump_clock, phase):
     async with serving(slow(prefill=1.0, prefill_token=0.0, decode=1.0)) as world:
         blocker = world.connect()
         if phase == "queued":

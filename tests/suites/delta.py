@@ -35,7 +35,7 @@ class Net:
         self.weights = DeltaWeights(*(bed.to(part) for part in parts))
         self.images = ImagePool(bed.zeros((slots, image_bytes(shape, 2)), "u8"), shape, 2)
         table = bed.to(np.frombuffer(self.weights.pack(shape) * 2, np.uint8))
-        records = Records.take(bed.take, shape, 2, 3, 8)
+        records = Records.take(bed.take, shape, 2, 3, 11)  # more than a kernel takes at once
         limit = bed.machine.shared_bytes
         self.run = Delta(bed.library, bed.take, shape, self.images, records, table, limit)
 
@@ -150,18 +150,18 @@ def test_prompts_agree_with_steps_wherever_they_are_cut(
 def test_verify_then_fold_has_the_bits_of_steps(bed: Bed, key_heads: int, value_heads: int) -> None:
     only_on_a_card(bed, key_heads > 1)
     net, steps = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
-    before, rows = net.rows(6), net.rows(9)
+    before, rows = net.rows(6), net.rows(15)
     for one in (net, steps):
         for slot, count in ((0, 2), (1, 6)):
             one.go("prefill", cut(before, 0, count), [slot], [0], [count])
     images = [net.image(slot) for slot in (0, 1)]
-    outs = net.go("verify", rows, [0, 1], [2, 6], [5, 4], lanes=[2, 0])
+    outs = net.go("verify", rows, [0, 1], [2, 6], [11, 4], lanes=[2, 0])
     assert all((net.image(slot) == images[slot]).all() for slot in (0, 1))
-    keeps, to = [3, 4], bed.to
+    keeps, to = [10, 4], bed.to
     _seen_by_both_layers(net)
     net.run.fold(*(to(np.array(part, np.int32)) for part in ([2, 0], [0, 1], keeps)))
     at = 0
-    for slot, first, count, keep in ((0, 2, 5, 3), (1, 6, 4, 4)):
+    for slot, first, count, keep in ((0, 2, 11, 10), (1, 6, 4, 4)):
         for i in range(count):
             out = steps.go("decode", cut(rows, at + i, at + i + 1), [slot], [first + i], [1])
             assert (out[0] == outs[at + i]).all()
