@@ -1,9 +1,9 @@
 """Measure what a scheduling decision costs with 8 residents and 10,000 retained frontiers.
 
 Prints microseconds: a decode cycle (plan and settle), a cycle in which the cache must give up pages,
-an admission of an 8,192-token prompt that shares its first tokens with retained histories, and a whole
-round of the engine's loop (plan, submit, read, commit, publish, eight readers) on a device that costs
-nothing.
+an admission of an 8,192-token prompt that shares its first tokens with retained histories (and with as
+many on disk), and a whole round of the engine's loop (plan, submit, read, commit, publish, eight
+readers) on a device that costs nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import anyio.lowlevel
 import attrs
 
 from ninfer.engine.device import Decode, Geometry, Prefill, Result, RowResult, Unit
+from ninfer.engine.disk import Stretch
 from ninfer.engine.identity import Identity
 from ninfer.engine.job import Job, Sampling, Verdict
 from ninfer.engine.loop import Engine
@@ -114,6 +115,30 @@ def settle_in(scheduler: Scheduler) -> None:
                     landed.seq.take(token)
 
 
+def file(scheduler: Scheduler) -> None:
+    """Fill the index of the disk with the same families."""
+    disk = scheduler.memory.disk
+    disk.capacity = 1 << 60
+    for n in range(FRONTIERS):
+        whole = sequence(0, tuple(range(n // 100, n // 100 + 128)) + (n % 100,) * 128).whole
+        for start in (disk.way(whole)[1], whole.stop):
+            disk.add(Stretch(f"{n} {start}", whole, start, 0, 1 << 20, 1 << 20, b""))
+
+
+def look(scheduler: Scheduler) -> str:
+    """Time what a newcomer costs whose prompt may lie on disk."""
+    ids = tuple(range(50, 178)) + tuple(range(1_000, 1_000 + 8_064))
+    seq = sequence(998, ids)
+    scheduler.fetching.open = True
+
+    def search() -> None:
+        seq.looks = 1
+        scheduler.memory.cache.forget(seq)
+        scheduler.fetching.look(seq, [])
+
+    return timed(2_000, search)
+
+
 def admission(scheduler: Scheduler) -> str:
     """Time the search for the start of a prompt that shares its first tokens with many."""
     ids = tuple(range(50, 178)) + tuple(range(1_000, 1_000 + 8_064))
@@ -183,6 +208,8 @@ def main() -> None:
     print(f"retained nodes {sum(1 for _ in scheduler.memory.retention.tree)}")
     print("decode cycle, 8 residents     ", timed(3_000, lambda: cycle(scheduler)))
     print("search of an 8,192-token prompt", admission(scheduler))
+    file(scheduler)
+    print("the same, with 20,000 files   ", look(scheduler))
     scheduler.memory.space.pages.take(scheduler.memory.space.pages.free)
     print("decode cycle, cache gives pages", timed(3_000, lambda: cycle(scheduler)))
     for lanes in (1, 8):

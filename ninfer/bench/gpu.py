@@ -268,7 +268,7 @@ def _program(
     lanes = max(asked.batches)
     longest = max(*asked.contexts, *asked.prompts, *asked.reuse, 0) + ROUNDS + PAGE
     width = -(-longest // PAGE)
-    chunk = min(8192, max(asked.prompts, default=1024))
+    chunk = min(8192, max((*asked.prompts, *asked.reuse), default=1024))
     sizes = Sizes(
         lanes, lanes + 1, lanes * width, longest, chunk, asked.drafts, config.vocab, asked.kv_kind
     )

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
+import anyio.lowlevel
 import attrs
 
 from ninfer.engine.context_store import Damaged, file_bytes
@@ -95,6 +96,7 @@ class Persistence:
         """Write what is worth keeping.  Stops early when the engine has work.  Raises ``OSError``."""
         version = self.version
         for node in sorted(self._chosen(), key=lambda node: node.frontier):
+            await anyio.lowlevel.checkpoint()  # there may be thousands, and nothing to write
             if not await self._save_one(node):
                 return
         self.saved = version
