@@ -8,6 +8,7 @@ state of token i - 1, at that token's position), which is why a slot remembers i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import attrs
@@ -53,6 +54,14 @@ def placeholders(span: MediaSpan, start: int, rows: int) -> tuple[Ints, Ints]:
     return (index[mine] - start).astype(np.int32), mine.astype(np.int32)
 
 
+@lru_cache(maxsize=64)
+def page_line(pages: tuple[int, ...]) -> Ints:
+    """Make a page table an array, for reading; a sequence has the same one for 64 rounds and all drafts."""
+    line = int32(pages)
+    line.flags.writeable = False
+    return line
+
+
 def rows_step(kind: str, rows: Sequence[Row], ids: Sequence[Sequence[int]], ahead: int = 0) -> Step:
     """The rows of a decode batch: ``ids[s]`` are fed from index ``rows[s].frontier + ahead`` on."""
     counts = [len(part) for part in ids]
@@ -66,7 +75,7 @@ def rows_step(kind: str, rows: Sequence[Row], ids: Sequence[Sequence[int]], ahea
     width = max(len(row.pages) for row in rows)
     tables = np.zeros((len(rows), width), np.int32)
     for table, row in zip(tables, rows, strict=True):
-        table[: len(row.pages)] = row.pages
+        table[: len(row.pages)] = page_line(row.pages)
     return Step(
         kind=kind,
         rows=len(flat),
