@@ -39,8 +39,11 @@ class Unhealthy:
         self.at = time.monotonic()
 
 
-def check_loss(live: Live) -> None:
-    """Keep four lanes busy until the device is lost; check what everybody is told, and how soon."""
+def check_loss(live: Live) -> float:
+    """Keep four lanes busy until the device is lost; check what everybody is told.
+
+    Returns the seconds from the fault to the first 503 of ``/health``, which are less than one.
+    """
     health = Unhealthy(live)
     begun = [threading.Event() for _ in PATHS]
     calls: list[Any] = [partial(_stream, live, name, at) for name, at in zip(PATHS, begun, strict=True)]
@@ -52,8 +55,10 @@ def check_loss(live: Live) -> None:
     for name, (status, answer) in zip(PATHS, (one, two, three), strict=True):
         assert status == 500, (name, answer)
         _check_error(name, answer, TOLD)
-    assert 0 <= health.at - fault_time(live) < 1.0
     check_lost(live)
+    took = health.at - fault_time(live)
+    assert 0 <= took < 1.0
+    return took
 
 
 def _stream(live: Live, dialect: str, begun: threading.Event) -> list[Any]:
