@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# compute-sanitizer over tests/device/test_short_life.py: every kernel of serving, briefly.
-#   scripts/device_sanitize.sh                       memcheck, initcheck, synccheck, racecheck
+# compute-sanitizer over every kernel of serving, briefly.
+#   scripts/device_sanitize.sh                       racecheck, memcheck, initcheck, synccheck
 #   scripts/device_sanitize.sh memcheck racecheck    these alone
-# The tests are cut into parts, each in a process of its own, JOBS (12) at a time and for at most LIMIT (60)
-# seconds: a tool rewrites every kernel as it is loaded, which takes longer than running it.  Prints a line
-# for each part and exits with 1 unless all are clean; reports are kept in LOGS.
+# Each part runs in a process of its own, JOBS (14) at a time and for at most LIMIT (60) seconds, since a tool
+# rewrites every kernel as it is loaded, which takes longer than running it.  Short lives of both bundled
+# models (tests/device/test_short_life.py) are watched for memory and barriers; races, which take longest, are
+# sought in the suites' small cases.  Prints a line for each part and exits with 1 unless all are clean;
+# reports are kept in LOGS.
 # The one thing a reader would get wrong: under memcheck and initcheck every array is an allocation of its own
 # (NINFER_TEST_ALLOCATE), as the product's are not, so that the end of each is known.
 set -uo pipefail
@@ -13,15 +15,16 @@ export PYTHONUNBUFFERED=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:
 export LOGS=${LOGS:-$(mktemp -d)} LIMIT=${LIMIT:-60}
 mkdir -p "$LOGS"
 
-check() {  # TOOL PART: a part is an expression that selects tests
-    local tool=$1 part=$2 begun=$SECONDS code summary tests options=(--error-exitcode 9 --print-limit 20)
-    local log="$LOGS/$tool-${part//[^a-z0-9]/_}.txt"
+check() {  # TOOL FILE EXPRESSION
+    local tool=$1 file=$2 part=$3 begun=$SECONDS code summary tests options=(--error-exitcode 9 --print-limit 20)
+    local log="$LOGS/$tool-$file-${part//[^a-z0-9]/_}.txt"
     case $tool in
     memcheck) options+=(--padding 256); export NINFER_TEST_ALLOCATE=each ;;
     initcheck) export NINFER_TEST_ALLOCATE=raw ;;
+    racecheck) export NINFER_TEST_SMALL=1 ;;
     esac
     timeout "$LIMIT" compute-sanitizer --tool "$tool" "${options[@]}" python3 -m pytest -x --timeout=600 \
-        tests/device/test_short_life.py -m cuda -o addopts= -p no:benchmark -p no:cacheprovider \
+        "tests/device/test_$file.py" -m cuda -o addopts= -p no:benchmark -p no:cacheprovider \
         -o faulthandler_timeout=$((LIMIT - 5)) -k "$part" >"$log" 2>&1
     code=$?
     summary=$(grep -E '(ERROR|RACECHECK) SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
@@ -32,19 +35,31 @@ check() {  # TOOL PART: a part is an expression that selects tests
 }
 export -f check
 
-parts() {  # TOOL: racecheck is slow, so it gets small parts
-    echo weight_format
-    [[ $1 == racecheck ]] || { printf '%s\n' "test_life and moe" "test_life and not moe"; return; }
-    for kind in bf16 int8 fp8 nvfp4 k8v4; do
-        printf '%s\n' "test_life and moe and $kind" "test_life and not moe and $kind"
-    done
+parts() {  # TOOL -> lines of FILE and EXPRESSION
+    echo "short_life weight_format"
+    if [[ $1 != racecheck ]]; then
+        printf 'short_life test_life and %s\n' moe "not moe"
+        return
+    fi
+    printf 'suites test_prompts_rows_and_drafts and %s\n' "attend_prefill.cu-4-2" "attend_hopper.cu-4-2"
+    cat <<'END'
+suites test_long_contexts_split_and_merge and 4096-bf16
+suites test_prompts_do_not_depend_on_cuts and 1-2
+suites test_verify_then_fold and 1-2
+suites test_routing or (test_rows_add_up and (forms0 or forms1))
+suites test_rows_add_up and (forms2 or forms3 or forms4 or forms5)
+suites test_prompts_group_rows and (70-forms0 or 70-forms1 or 70-forms2)
+suites test_prompts_group_rows and (70-forms3 or 70-forms4 or 70-forms5)
+suites (test_draws_equal or test_verdicts_equal) and 9000
+vision test_every_patch_sees or test_the_merger or test_a_patch_gets
+END
 }
 
 tools=("$@")
 [[ $# == 0 ]] && tools=(racecheck memcheck initcheck synccheck)
 for tool in "${tools[@]}"; do
-    parts "$tool" | while read -r part; do printf '%s\0%s\0' "$tool" "$part"; done
-done | xargs -0 -n 2 -P "${JOBS:-12}" bash -c 'check "$@"' check
+    parts "$tool" | while read -r file part; do printf '%s\0%s\0%s\0' "$tool" "$file" "$part"; done
+done | xargs -0 -n 3 -P "${JOBS:-14}" bash -c 'check "$@"' check
 status=$?
 echo "reports: $LOGS"
 exit $((status != 0))

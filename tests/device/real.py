@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import attrs
@@ -17,10 +18,10 @@ from tests.device.card import Bench, apart
 
 @attrs.define(eq=False)
 class RealBed:
-    """Implements ``tests.suites.bed.Bed`` over the tests' card."""
+    """Implements ``tests.suites.bed.Bed`` over the tests' card; NINFER_TEST_SMALL: small cases alone."""
 
     bench: Bench
-    real: bool = True
+    real: bool = attrs.field(factory=lambda: "NINFER_TEST_SMALL" not in os.environ)
     machine: Machine = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
