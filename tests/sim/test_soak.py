@@ -5,16 +5,21 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 import pytest
 import trio
 
+from ninfer.engine.context_store import ContextStore
 from ninfer.engine.job import Done, Failed, Finish
 from ninfer.engine.loop import Engine
+from ninfer.engine.persist import Persistence
 from ninfer.faults import Refused
 from ninfer.prompt.prepared import Mark, MarkKind, Prepared
 from ninfer.settings import ContextCosts, EngineOptions
+from tests.sim.disk import reading
 from tests.sim.fake_device import Costs, FakeDevice, Hashed, small
 from tests.sim.harness import idle, job, prompt, running
 
@@ -105,12 +110,51 @@ def living(engine: Engine) -> int:
     memory = engine.scheduler.memory
     assert not engine._open and not engine._flights and not memory.snapshots.kept
     assert not memory.cache._found and not memory.retention.pinned
+    fetching = engine.scheduler.fetching
+    assert not fetching.waits and not fetching.pending and not fetching.fresh
     gc.collect()
     return len(gc.get_objects())
 
 
+async def disk_day(requests: int, folder: Path) -> None:
+    """The same in ten parts, with files that take 20 ms each and are written between the parts."""
+
+    async def slowly(work: Callable[[], object]) -> object:
+        await trio.sleep(0.02)
+        return work()
+
+    geometry = small(lanes=6, slots=12, pages=20, max_context=128, host_bytes=10_000)
+    device = FakeDevice(geometry, Hashed(length=40), Costs(decode=0.004, prefill=0.001), keep_log=False)
+    engine = Engine(device, OPTIONS)
+    disk = engine.scheduler.memory.disk
+    disk.capacity = 60_000
+    there = Persistence(engine, device, ContextStore(folder, "fake", pytest.fail), slowly)
+    async with running(device, OPTIONS, engine), reading(there):
+        day = Day(engine, random.Random(9))
+        for _ in range(10):
+            await day.run(requests // 10)
+            await engine.rest()
+            await there.save()
+            assert disk.used == sum(path.stat().st_size for path in files(folder)) <= disk.capacity
+        living(engine)
+        stats = engine.stats()
+    assert sum(day.ends.values()) == requests
+    assert stats.pages.held == stats.slots.held == stats.host.reserved == 0
+    assert stats.counters.disk_reads > requests // 60
+    assert stats.counters.prompt_tokens_disk > requests
+    assert stats.counters.disk_written_bytes > 3 * disk.capacity  # it was full, and went on
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
 async def test_six_hundred_mixed_requests_leave_nothing_behind(autojump_clock):
     await soak(600)
+
+
+async def test_six_hundred_mixed_requests_with_a_disk_leave_nothing_behind(autojump_clock, tmp_path):
+    await disk_day(600, tmp_path)
 
 
 @pytest.mark.soak
