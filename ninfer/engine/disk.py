@@ -216,10 +216,10 @@ class Disk:
         else:
             self._shelf.drop(place)
 
-    def value(self, place: Place, kind: Kind) -> None:
-        """Hear that an image has become worth more, or less, in memory."""
-        if place.kind is not kind:
-            place.kind = kind
+    def value(self, place: Place, kind: Kind, hits: int) -> None:
+        """Hear what an image is worth in memory, and how often it was asked for there."""
+        if place.kind is not kind or hits > place.hits:
+            place.kind, place.hits = kind, max(hits, place.hits)
             self._shelve(place)
 
     def hit(self, place: Place) -> None:

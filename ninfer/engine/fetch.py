@@ -82,13 +82,14 @@ class Fetching:
     def _choose(self, whole: Identity, source: Source) -> Files:
         """Return the files of the image that is better to start from than ``source``, if one is."""
         costs, host = self.cache.costs, self.cache.space.host
-        known = self.cache.retention.tree.match(whole).common  # whose KV is in memory
+        match = self.cache.retention.tree.match(whole)
+        held = {node.frontier for node in match.nodes if node.checkpoint}
         least, best = source.seconds, Files()
         kv: Files = {}  # root side first
         for place in self.disk.match(whole):
-            if place.frontier > known and place.kv is not None:
+            if place.frontier > match.common and place.kv is not None:
                 kv[place.kv] = place.frontier
-            if place.image is None or place.frontier <= source.frontier:
+            if place.image is None or place.frontier <= source.frontier or place.frontier in held:
                 continue
             files = {**kv, place.image: place.frontier}
             size = sum(self._memory(file) for file in files)
@@ -114,10 +115,8 @@ class Fetching:
         with retention.pin(*retention.tree.match(last.whole).nodes):
             room = retention.host_room(size, None, units)
         if not room:
-            seq.looks, seq.missed = (
-                0,
-                f"{last.stop} tokens are on disk, but there is no host memory for them",
-            )
+            seq.looks = 0
+            seq.missed = f"{last.stop} tokens are on disk, but there is no host memory for them"
             return
         loads = tuple(
             Load(file, stop, host.reserve(file.image, self._pages(file))) for file, stop in files.items()

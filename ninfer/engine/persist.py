@@ -133,7 +133,7 @@ class Persistence:
         place = self.disk.at(whole)
         if place is None or place.image is None:
             return await self._write(node, whole, whole.stop)
-        self.disk.value(place, node.kind)
+        self.disk.value(place, node.kind, node.hits)
         return True
 
     async def _write(self, node: Node, whole: Identity, start: int) -> bool:

@@ -99,8 +99,10 @@ def test_an_image_that_was_asked_for_outlives_its_equal():
     index.hit(index.at(whole(*one)))
     assert index.make_room(5, None)
     assert images(index, *one) == [3] and images(index, *two) == []
-    index.value(index.at(whole(*one)), Kind.SUPERSEDED)
-    assert index.at(whole(*one)).kind is Kind.SUPERSEDED
+    place = index.at(whole(*one))
+    index.value(place, Kind.SUPERSEDED, 7)
+    index.value(place, Kind.SUPERSEDED, 0)
+    assert (place.kind, place.hits) == (Kind.SUPERSEDED, 7)
 
 
 def test_a_bad_file_takes_along_what_needs_it_and_counts_as_foreign():
