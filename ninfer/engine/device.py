@@ -251,4 +251,5 @@ class Archive(Protocol):
         """Set host memory aside under a new ``key`` for an image, or for ``pages`` pages, to be filled.
 
         Any thread may fill it until a ``HostLoad`` of that key is submitted; ``HostDrop`` gives it back.
+        Raises ``MemoryError``.
         """

@@ -166,10 +166,19 @@ class Fetching:
         self._end(fetch, units)
         self.release(fetch, why)
 
-    def _end(self, fetch: Fetch, units: list[Unit]) -> None:
+    def no_room(self, fetch: Fetch, made: int, units: list[Unit]) -> None:
+        """Give a fetch up for which the host lacks memory; its first ``made`` loads had got theirs."""
+        for seq in fetch.waiting:
+            seq.looks = 0
+        self._end(fetch, units, made)
+        self.release(fetch, "the host could not set memory aside")
+
+    def _end(self, fetch: Fetch, units: list[Unit], made: int | None = None) -> None:
+        """Drop its memory, and let the device do the same with what it knows of."""
         self.pending.remove(fetch)
-        for load in fetch.loads:
-            self.cache.space.host.drop(load.blob, units)
+        for index, load in enumerate(fetch.loads):
+            known = made is None or index < made
+            self.cache.space.host.drop(load.blob, units if known else [])
 
     def release(self, fetch: Fetch, why: str | None) -> None:
         """Let everyone go on who waits for a fetch; ``why`` it was of no use."""

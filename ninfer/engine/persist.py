@@ -187,12 +187,19 @@ class Persistence:
     async def read(self, fetch: Fetch) -> str | None:
         """Read the files of a fetch into host memory, and let the engine go on with what became of it.
 
-        Returns what is wrong with a file, if anything is.
+        Returns what went wrong, if anything did.
         """
         scheduler, began = self.engine.scheduler, self.engine.clock()
-        rooms = [(load, await self.archive.room(load.blob.key, load.blob.pages)) for load in fetch.loads]
+        rooms: list[memoryview] = []
+        try:
+            for load in fetch.loads:
+                rooms.append(await self.archive.room(load.blob.key, load.blob.pages))
+        except MemoryError:
+            scheduler.no_room(fetch, len(rooms))
+            self.engine.wake()
+            return f"of {fetch.size} bytes cannot be read: the host has no memory for it"
         bad: list[tuple[Stretch, str]] = []
-        for load, room in rooms:
+        for load, room in zip(fetch.loads, rooms, strict=True):
             if not bad:
                 await self.run_blocking(partial(self._fill, load.stretch, room, bad))
         scheduler.counters.disk_read_seconds += self.engine.clock() - began

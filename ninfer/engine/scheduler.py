@@ -104,6 +104,11 @@ class Scheduler:
         self.counters.disk_failures += 1
         self.fetching.failed(fetch, stretch, why, self._loose)
 
+    def no_room(self, fetch: Fetch, made: int) -> None:
+        """Give a fetch up for which the host lacks memory behind its first ``made`` loads."""
+        self.counters.disk_failures += 1
+        self.fetching.no_room(fetch, made, self._loose)
+
     # Planning
 
     def plan(self) -> list[Flight]:

@@ -186,11 +186,19 @@ class CupyTransfers:
         return saved
 
     def room(self, nbytes: int) -> Bytes:
-        """Lend pinned memory once no copy reads what was there before: the host fills it, out of order."""
+        """Lend pinned memory once no copy reads what was there before: the host fills it, out of order.
+
+        Raises ``MemoryError``.
+        """
+        from cupy.cuda import runtime
+
         if self._dropped is not None:
             self._dropped.wait()
             self._dropped = None
-        return self._lend(nbytes)
+        try:
+            return self._lend(nbytes)
+        except runtime.CUDARuntimeError as error:
+            raise MemoryError(f"no {nbytes} bytes of pinned memory: {error}") from None
 
     def _lend(self, nbytes: int) -> Bytes:
         place = self._host_room(nbytes)

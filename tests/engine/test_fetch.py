@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import attrs
+import pytest
 
 from ninfer.engine.device import HostLoad, Prefill
 from ninfer.engine.loop import Engine
@@ -117,6 +119,26 @@ async def test_without_host_memory_it_is_a_miss_with_a_reason(autojump_clock, tm
         engine.scheduler.memory.space.host.drop(taken, [])
         assert heard.tokens == text and heard.admitted.cached_tokens == 0
         assert "52 tokens are on disk, but there is no host memory" in (heard.end.summary.miss_reason or "")
+
+
+@pytest.mark.parametrize("made", [0, 1])
+async def test_a_host_that_cannot_set_memory_aside_costs_a_miss(autojump_clock, tmp_path, made):
+    (text,) = await leave(tmp_path, ask(1))
+    made_device, engine, there = await opened(tmp_path)
+    rooms: list[int] = []
+
+    async def room(key: int, pages: int) -> memoryview:
+        rooms.append(key)
+        if len(rooms) > made:
+            raise MemoryError
+        return await type(made_device).room(made_device, key, pages)
+
+    there.archive = SimpleNamespace(signature="fake", room=room)
+    async with running(made_device, OPTIONS, engine), reading(there):
+        heard = await hear(engine, job(ask(1), 9))
+        assert heard.tokens == text and heard.admitted.cached_tokens == 0
+        assert "could not set memory aside" in (heard.end.summary.miss_reason or "")
+    assert len(there.disk) == 4 and engine.stats().counters.disk_failures == 1
 
 
 async def test_what_it_hangs_on_may_go_while_it_is_read(autojump_clock, tmp_path):
