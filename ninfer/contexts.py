@@ -41,9 +41,7 @@ class Contexts:
     disk: ContextDisk
     records: Records
     _troubled: bool = False
-    _turn: anyio.Lock = attrs.field(
-        factory=anyio.Lock
-    )  # of whoever reads or writes; first come, first served
+    _turn: anyio.Lock = attrs.field(factory=anyio.Lock)  # of who reads or writes: first come, first served
 
     async def find(self) -> None:
         """See what is there; call it before requests are served."""
@@ -77,7 +75,8 @@ class Contexts:
 
     async def _lose_patience(self, fetch: Fetch) -> None:
         await anyio.sleep(self.disk.read_seconds)
-        self.records.warning(f"reading {size(fetch.size)} of retained contexts takes too long")
+        if fetch.waiting:
+            self.records.warning(f"reading {size(fetch.size)} of retained contexts takes too long")
         self.engine.scheduler.fetching.late(fetch)
         self.engine.wake()
 
