@@ -1,9 +1,9 @@
 """An artifact's weights on the device, in the layout of the file: their size, their upload, their lookup.
 
-``upload`` copies every object of the selected components once, in file order, through pinned buffers that
-several threads fill while the last one is on its way.  ``StoredWeights`` then hands out views as a
-``Loader``.  What the file scatters (a matrix of several parts, experts at unequal distances) is gathered
-on the host, still encoded.
+``upload`` copies every object of the selected components once, in file order; threads read the file, each
+into a pinned buffer of its own, while the buffers of others are on their way.  ``StoredWeights`` then hands
+out views as a ``Loader``.  What the file scatters (a matrix of several parts, experts at unequal distances)
+is gathered on the host, still encoded.
 
 The one thing a reader would get wrong: objects are shared.  A fused parent is copied once, however many
 parameters are rows of it.
@@ -12,13 +12,14 @@ parameters are rows of it.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
+import outcome
 from numpy.typing import NDArray
 
 from ninfer.artifact import formats, layouts
@@ -32,7 +33,7 @@ from ninfer.runtime.arena import aligned
 
 Bytes = NDArray[np.uint8]
 Take = Callable[[tuple[int, ...], str], DeviceArray]
-CHUNK_BYTES = 64 << 20
+PIECE_BYTES = 8 << 20  # fits the processor's cache, so that a copy engine reads what was just written there
 COPIERS = max(1, min(16, os.cpu_count() or 1))
 _FLOAT32 = ("/a_log", "/dt_bias")
 _KINDS = {"bf16": "bf16", "fp32": "f32"}
@@ -55,13 +56,13 @@ class Parameters(Protocol):
 
 
 class Upload(Protocol):
-    """Copies host bytes to device addresses; ``finish`` waits for all of them."""
+    """Copies host bytes to device addresses."""
 
     def put(self, target: int, source: memoryview) -> None:
-        """Begin to copy; the source may be released when this returns."""
+        """Note what is to be copied; the source must stay as it is until ``finish``."""
 
-    def finish(self) -> None:
-        """Wait until everything has arrived."""
+    def finish(self, tell: Callable[[int], None] = ...) -> None:
+        """Copy and wait until everything has arrived; ``tell`` hears now and then of how many bytes."""
 
 
 def objects_of(artifact: Parameters, names: Iterable[str]) -> list[TensorObject]:
@@ -83,16 +84,12 @@ def upload(
     progress: Callable[[str], None],
 ) -> dict[str, DeviceArray]:
     """Copy objects to the device and report how far it is; returns them by id."""
-    total, done, begun = sum(item.bytes for item in objects), 0, time.monotonic()
-    placed, said = {}, begun
+    total, begun = sum(item.bytes for item in objects), time.monotonic()
+    placed = {}
     for item in objects:
         placed[item.id] = take((item.bytes,), "u8")
         copies.put(placed[item.id].ptr, artifact.raw(item))
-        done += item.bytes
-        if (now := time.monotonic()) - said >= 1:
-            said = now
-            progress(f"loading weights: {done / total:.0%} of {total / 1e9:.1f} GB")
-    copies.finish()
+    copies.finish(lambda done: progress(f"loading weights: {done / total:.0%} of {total / 1e9:.1f} GB"))
     seconds = max(time.monotonic() - begun, 1e-9)
     progress(f"loaded {total / 1e9:.2f} GB in {seconds:.1f} s ({total / 1e9 / seconds:.1f} GB/s)")
     return placed
@@ -190,10 +187,10 @@ def _rows_of(name: str, part: Part) -> tuple[int, int]:
     return part.begin // columns, part.end // columns
 
 
-Piece = tuple[memoryview, tuple[int, ...], tuple[int, int]]
+Rows = tuple[memoryview, tuple[int, ...], tuple[int, int]]
 
 
-def gather_rows(form: str, columns: int, pieces: Sequence[Piece]) -> Bytes:
+def gather_rows(form: str, columns: int, pieces: Sequence[Rows]) -> Bytes:
     """Encode nothing, move rows: one stored matrix of the given rows of others of the same format.
 
     A piece is the bytes of an object, its shape, and its first and last-plus-one row.  Raises StartupError.
@@ -244,56 +241,126 @@ def _move_rows(
     out[-4:] = data[-4:]
 
 
+Piece = tuple[int, Bytes]
+
+
 @attrs.define(eq=False)
 class PinnedUpload:
-    """Two pinned buffers on CuPy's ``stream``: threads fill one while the other is copied."""
+    """Threads, each with a pinned buffer of its own: one fills it while the buffers of others are copied.
+
+    Everything goes to CuPy's ``stream``.  Buffers are kept from one ``finish`` to the next.
+    """
 
     stream: Any
-    chunk: int = CHUNK_BYTES
-    _buffers: list[Any] = attrs.field(factory=list)
-    _passed: list[Any] = attrs.field(factory=list)
-    _turn: int = 0
-    _pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(COPIERS, "ninfer-load"))
-
-    def __attrs_post_init__(self) -> None:
-        import cupy
-
-        self._buffers = [cupy.cuda.PinnedMemory(self.chunk) for _ in range(2)]
-        self._passed = [cupy.cuda.Event() for _ in range(2)]
+    piece: int = PIECE_BYTES
+    copiers: int = COPIERS
+    patience: float = 1.0  # seconds between two reports
+    _pieces: list[Piece] = attrs.field(factory=list)
+    _buffers: dict[int, Buffer] = attrs.field(factory=dict)
 
     def put(self, target: int, source: memoryview) -> None:
-        """Copy by chunks; returns when the source has been read, before it has arrived."""
+        """Note what is to be copied."""
+        data = np.frombuffer(source, np.uint8)
+        for begin in range(0, data.nbytes, self.piece):
+            self._pieces.append((target + begin, data[begin : begin + self.piece]))
+
+    def finish(self, tell: Callable[[int], None] = lambda nbytes: None) -> None:
+        """Copy everything and wait until it has arrived; raises what a thread came upon."""
+        work = Work(iter(self._pieces))
+        count = min(self.copiers, len(self._pieces))
+        self._pieces = []
+        device = _device()
+        threads = [
+            threading.Thread(
+                target=self._copy, args=(number, device, work), name="ninfer-load", daemon=True
+            )
+            for number in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self.patience)
+            while thread.is_alive():
+                tell(work.done)
+                thread.join(self.patience)
+        if work.fault is not None:
+            raise work.fault
+        self.stream.synchronize()
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self._buffers.values():
+            outcome.capture(buffer.wait)
+        self._buffers.clear()
+
+    def _copy(self, number: int, device: int, work: Work) -> None:
+        done = outcome.capture(self._run, number, device, work)
+        if isinstance(done, outcome.Error):
+            work.stop(done.error)
+
+    def _run(self, number: int, device: int, work: Work) -> None:
+        _use(device)
+        if number not in self._buffers:
+            self._buffers[number] = Buffer(self.stream, self.piece)
+        while (piece := work.take()) is not None:
+            self._buffers[number].send(*piece)
+
+
+@attrs.define(eq=False)
+class Work:
+    """Pieces that threads share; after a fault there are none left."""
+
+    pieces: Iterator[Piece]
+    done: int = 0  # bytes that were taken
+    fault: BaseException | None = None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def take(self) -> Piece | None:
+        """Take the next piece."""
+        with self._lock:
+            piece = None if self.fault is not None else next(self.pieces, None)
+            self.done += 0 if piece is None else piece[1].nbytes
+            return piece
+
+    def stop(self, fault: BaseException) -> None:
+        """Note the first fault."""
+        with self._lock:
+            self.fault = self.fault or fault
+
+
+def _device() -> int:
+    from cupy.cuda import runtime
+
+    return int(runtime.getDevice())
+
+
+def _use(device: int) -> None:
+    """Choose a thread's device; each thread has its own."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(device)
+
+
+class Buffer:
+    """Pinned memory that one thread sends pieces from."""
+
+    def __init__(self, stream: Any, nbytes: int) -> None:
+        import cupy
+
+        self._stream, self._memory = stream, cupy.cuda.PinnedMemory(nbytes)
+        self._passed = cupy.cuda.Event(disable_timing=True)
+
+    def send(self, target: int, source: Bytes) -> None:
+        """Fill the buffer, once its last copy has run, and begin to copy it."""
         from cupy.cuda import runtime
 
         from ninfer.runtime.cuda_transfers import host_view
 
-        data = np.frombuffer(source, np.uint8)
-        for begin in range(0, data.nbytes, self.chunk):
-            part = data[begin : begin + self.chunk]
-            turn, self._turn = self._turn, 1 - self._turn
-            self._passed[turn].synchronize()
-            buffer = self._buffers[turn]
-            list(self._pool.map(_copy, slices(host_view(buffer.ptr, part.nbytes), part)))
-            runtime.memcpyAsync(target + begin, buffer.ptr, part.nbytes, 1, self.stream.ptr)
-            self._passed[turn].record(self.stream)
+        self.wait()
+        np.copyto(host_view(self._memory.ptr, source.nbytes), source)
+        runtime.memcpyAsync(target, self._memory.ptr, source.nbytes, 1, self._stream.ptr)
+        self._passed.record(self._stream)
 
-    def finish(self) -> None:
-        """Wait until everything has arrived."""
-        self.stream.synchronize()
-
-    def close(self) -> None:
-        """Give the buffers and the threads back."""
-        self.finish()
-        self._pool.shutdown()
-        self._buffers.clear()
-
-
-def slices(target: Bytes, source: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-    """Cut a copy into one piece for each thread, none smaller than 1 MiB."""
-    step = max(1 << 20, -(-source.nbytes // COPIERS))
-    for at in range(0, source.nbytes, step):
-        yield target[at : at + step], source[at : at + step]
-
-
-def _copy(pair: tuple[Bytes, Bytes]) -> None:
-    np.copyto(*pair)
+    def wait(self) -> None:
+        """Wait until the last copy has run."""
+        self._passed.synchronize()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
+import types
 from pathlib import Path
 
 import attrs
@@ -14,7 +17,14 @@ from ninfer.artifact.manifest import Parameter, Part, TensorObject
 from ninfer.artifact.reader import open_artifact
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
-from ninfer.runtime.cuda_weights import StoredWeights, gather_rows, objects_of, slices, upload, weight_bytes
+from ninfer.runtime.cuda_weights import (
+    PinnedUpload,
+    StoredWeights,
+    gather_rows,
+    objects_of,
+    upload,
+    weight_bytes,
+)
 
 FORMATS = (
     "bf16",
@@ -38,7 +48,7 @@ class Host:
     def put(self, target, source):
         ctypes.memmove(target, np.frombuffer(source, np.uint8).ctypes.data, len(source))
 
-    def finish(self):
+    def finish(self, tell=None):
         pass
 
 
@@ -119,6 +129,16 @@ def test_parts_become_one_matrix_and_rows_a_view():
         loader.matrix("ragged")
 
 
+def test_a_format_without_a_kernel_is_named():
+    artifact = Scattered(np.ones((48, 128), np.float32), "fp32")
+    placed = upload(artifact, objects_of(artifact, ["middle"]), take, Host(), lambda text: None)
+    loader = StoredWeights(artifact, placed, take, Host())
+    with pytest.raises(
+        StartupError, match="middle: a matrix in fp32 has no kernel: convert the model again"
+    ):
+        loader.weights("middle")
+
+
 def test_bundled_model_loads_as_the_model_asks(fixtures: Path):
     from ninfer.model.weights import load_decoder
 
@@ -135,11 +155,95 @@ def test_bundled_model_loads_as_the_model_asks(fixtures: Path):
             assert decoder.final_norm.kind == "bf16" and decoder.final_norm.shape == norm.shape
 
 
-def test_copies_are_cut_for_every_thread_and_cover_everything(monkeypatch):
-    monkeypatch.setattr("ninfer.runtime.cuda_weights.COPIERS", 8)
-    source = np.arange(5 << 20, dtype=np.uint8)
+# The upload, with host memory on both sides of a made-up CuPy
+
+
+class Pinned:
+    """Memory that counts as pinned."""
+
+    def __init__(self, nbytes):
+        self.room = np.zeros(nbytes, np.uint8)
+        self.ptr = self.room.ctypes.data
+
+
+class Passed:
+    """An event that has always happened."""
+
+    def __init__(self, **options):
+        pass
+
+    def record(self, stream):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@attrs.define
+class Bus:
+    """Copies, and breaks down after so many."""
+
+    left: float = float("inf")
+    devices: set[int] = attrs.field(factory=set)
+    slow: float = 0.0  # seconds a copy
+
+    def copy(self, target, source, nbytes, kind, stream):
+        threading.Event().wait(self.slow)
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the bus broke down")
+        ctypes.memmove(target, source, nbytes)
+
+
+@pytest.fixture
+def bus(monkeypatch):
+    made = Bus()
+    runtime = types.SimpleNamespace(memcpyAsync=made.copy, setDevice=made.devices.add, getDevice=lambda: 3)
+    cuda = types.SimpleNamespace(runtime=runtime, PinnedMemory=Pinned, Event=Passed)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    return made
+
+
+STREAM = types.SimpleNamespace(ptr=0, synchronize=lambda: None)
+
+
+def test_threads_copy_everything_once_and_end(bus):
+    sources = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in (1, 5000, 64_000, 4096)]
+    targets = [np.zeros_like(source) for source in sources]
+    before, told, bus.slow = threading.active_count(), [], 0.002
+    copies = PinnedUpload(STREAM, piece=1000, copiers=3, patience=0.005)
+    for source, target in zip(sources, targets, strict=True):
+        copies.put(target.ctypes.data, source.data)
+    copies.finish(told.append)
+    assert all((target == source).all() for source, target in zip(sources, targets, strict=True))
+    assert told == sorted(told) and 0 < told[-1] <= sum(source.nbytes for source in sources)
+    copies.put(targets[0].ctypes.data, np.full(1, 7, np.uint8).data)
+    copies.finish()
+    assert targets[0][0] == 7 and threading.active_count() == before and bus.devices == {3}
+    assert 1 <= len(copies._buffers) <= 3
+    copies.close()
+    assert not copies._buffers
+
+
+def test_a_fault_of_a_thread_reaches_whoever_waits(bus):
+    bus.left = 4
+    source = np.ones(1 << 16, np.uint8)
     target = np.zeros_like(source)
-    cut = list(slices(target, source))
-    for pair in cut:
-        np.copyto(*pair)
-    assert len(cut) == 5 and (target == source).all()
+    copies = PinnedUpload(STREAM, piece=1024, copiers=3)
+    copies.put(target.ctypes.data, source.data)
+    with pytest.raises(RuntimeError, match="broke down"):
+        copies.finish()
+    copies.close()
+    assert target.sum() == 4 * 1024
+
+
+def test_a_host_without_pinned_memory_is_told(bus, monkeypatch):
+    def refuse(nbytes):
+        raise RuntimeError("no memory to pin")
+
+    monkeypatch.setattr(sys.modules["cupy"].cuda, "PinnedMemory", refuse)
+    copies = PinnedUpload(STREAM, piece=1024, copiers=2)
+    copies.put(0, np.ones(1 << 16, np.uint8).data)
+    with pytest.raises(RuntimeError, match="no memory to pin"):
+        copies.finish()
