@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
 # compute-sanitizer over every kernel of serving, briefly.
-#   scripts/device_sanitize.sh                       racecheck, memcheck, initcheck, synccheck
-#   scripts/device_sanitize.sh memcheck racecheck    these alone
-# Each part runs in a process of its own, JOBS (14) at a time and for at most LIMIT (60) seconds, since a tool
+#   scripts/device_sanitize.sh                       racecheck, memcheck, synccheck
+#   scripts/device_sanitize.sh memcheck initcheck    these alone
+# Each part runs in a process of its own, JOBS (18) at a time and for at most LIMIT (40) seconds, since a tool
 # rewrites every kernel as it is loaded, which takes longer than running it.  Short lives of both bundled
 # models (tests/device/test_short_life.py) are watched for memory and barriers; races, which take longest, are
 # sought in the suites' small cases.  Prints a line for each part and exits with 1 unless all are clean;
 # reports are kept in LOGS.
-# The one thing a reader would get wrong: under memcheck and initcheck every array is an allocation of its own
-# (NINFER_TEST_ALLOCATE), as the product's are not, so that the end of each is known.
+# The one thing a reader would get wrong: every array is an allocation of its own here (NINFER_TEST_ALLOCATE),
+# as the product's are not: memcheck then knows where each ends, and many processes fit on one card.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONUNBUFFERED=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export LOGS=${LOGS:-$(mktemp -d)} LIMIT=${LIMIT:-60}
+export LOGS=${LOGS:-$(mktemp -d)} LIMIT=${LIMIT:-40}
+export NINFER_TEST_ALLOCATE=each
 mkdir -p "$LOGS"
 
 check() {  # TOOL FILE EXPRESSION
     local tool=$1 file=$2 part=$3 begun=$SECONDS code summary tests options=(--error-exitcode 9 --print-limit 20)
     local log="$LOGS/$tool-$file-${part//[^a-z0-9]/_}.txt"
     case $tool in
-    memcheck) options+=(--padding 256); export NINFER_TEST_ALLOCATE=each ;;
+    memcheck) options+=(--padding 256) ;;
     initcheck) export NINFER_TEST_ALLOCATE=raw ;;
     racecheck) export NINFER_TEST_SMALL=1 ;;
     esac
@@ -56,10 +57,10 @@ END
 }
 
 tools=("$@")
-[[ $# == 0 ]] && tools=(racecheck memcheck initcheck synccheck)
+[[ $# == 0 ]] && tools=(racecheck memcheck synccheck)
 for tool in "${tools[@]}"; do
     parts "$tool" | while read -r file part; do printf '%s\0%s\0%s\0' "$tool" "$file" "$part"; done
-done | xargs -0 -n 3 -P "${JOBS:-14}" bash -c 'check "$@"' check
+done | xargs -0 -n 3 -P "${JOBS:-18}" bash -c 'check "$@"' check
 status=$?
 echo "reports: $LOGS"
 exit $((status != 0))
