@@ -12,6 +12,7 @@
 #include "delta_tile.cuh"
 
 constexpr int GROUP = 3, SHARED_BY = 8;  // value heads inverted at once; the most that may share a key head
+constexpr int ROWS = 8;                  // that half a warp convolves
 constexpr int STRIDE = TILE + 8;         // of float32 rows: four rows of eight lanes' pairs meet no bank twice
 
 // What tiles_prepare leaves.  q, k (tiles, key_heads, tile of HEAD), v (tiles, value_heads, two tiles of HALF),
@@ -46,67 +47,62 @@ __device__ __forceinline__ float fade_of(const DeltaLayer& layer, int head, floa
     return expf(layer.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
 }
 
-__device__ __forceinline__ float mix(const float (&w)[TAPS], float x0, float x1, float x2, float x3) {
-    return quick_silu(fmaf(w[3], x3, fmaf(w[2], x2, fmaf(w[1], x1, w[0] * x0))));
-}
-
-// Convolve SPAN rows of one head from row `begin` of the pass on: put(i, y) takes this lane's four channels.  Part 0
-// is q, 1 is k, 2 is v; q and k are made unit vectors.
-template <class F>
-__device__ __forceinline__ void convolve_span(const DeltaRows& in, const DeltaLayer& layer, const Images& images,
-                                              const Prompt& prompt, int part, int head, int begin, F put) {
-    int lane = threadIdx.x % 32, keys = layer.key_heads;
-    int channels = (2 * keys + layer.value_heads) * HEAD, channel = (part * keys + head) * HEAD + lane * 4;
-    const bf16* x = (part == 0 ? in.q : part == 1 ? in.k : in.v) + head * HEAD + lane * 4;
-    int stride = part == 2 ? in.value_stride : in.key_stride, first = prompt.frontiers[0];
-    const bf16* ring = ring_of(images, prompt.slots[0]) + channel;
-    float w[4][TAPS];
+// This lane's channels of ROWS rows and of those before them, from row `begin` of the pass on.
+__device__ __forceinline__ void load_rows(uint4 (&raw)[ROWS + TAPS - 1], const bf16* x, int stride, const bf16* ring,
+                                          int channels, const Prompt& prompt, int begin) {
+    if (begin >= TAPS - 1 && begin + ROWS <= prompt.count) {
+        x += static_cast<long long>(begin - (TAPS - 1)) * stride;
 #pragma unroll
-    for (int j = 0; j < TAPS; j++) {
-        float4 tap = load4(layer.taps + j * channels + channel);
-        w[0][j] = tap.x, w[1][j] = tap.y, w[2][j] = tap.z, w[3][j] = tap.w;
+        for (int i = 0; i < ROWS + TAPS - 1; i++, x += stride) raw[i] = *reinterpret_cast<const uint4*>(x);
+        return;
     }
-    uint2 raw[SPAN + TAPS - 1];  // all loads first
+    int first = prompt.frontiers[0];
 #pragma unroll
-    for (int i = 0; i < SPAN + TAPS - 1; i++) {
+    for (int i = 0; i < ROWS + TAPS - 1; i++) {
         int row = begin + i - (TAPS - 1);
         const bf16* at = row >= 0 ? x + static_cast<long long>(row) * stride : ring + ((first + row + TAPS) % TAPS) * channels;
-        raw[i] = row < prompt.count && row > -TAPS ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
+        raw[i] = row < prompt.count && row > -TAPS ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
     }
+}
+
+// Convolve rows of one head into its tile in global memory and, if there is one, in shared memory: half a warp ROWS
+// rows, from `row` of the tile on, which is row `begin` of the pass.  Part 0 is q, 1 is k, 2 is v; q and k become unit
+// vectors.  Rows that are not there come out finite, and their g and beta of 0 make nothing of them.
+__device__ __forceinline__ void convolve_rows(bf16* out, bf16* shared, const DeltaRows& in, const DeltaLayer& layer,
+                                              const Images& images, const Prompt& prompt, int part, int head, int row,
+                                              int begin) {
+    int chunk = threadIdx.x % 16, keys = layer.key_heads, at = (part * keys + head) * HEAD + chunk * 8;
+    int channels = (2 * keys + layer.value_heads) * HEAD;
+    uint4 raw[ROWS + TAPS - 1];
+    load_rows(raw, (part == 0 ? in.q : part == 1 ? in.k : in.v) + head * HEAD + chunk * 8,
+              part == 2 ? in.value_stride : in.key_stride, ring_of(images, prompt.slots[0]) + at, channels, prompt, begin);
+    float w[TAPS][8], x[TAPS][8];
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        float4 a = wide4(raw[i]), b = wide4(raw[i + 1]), c = wide4(raw[i + 2]), d = wide4(raw[i + 3]);
-        float4 y = make_float4(mix(w[0], a.x, b.x, c.x, d.x), mix(w[1], a.y, b.y, c.y, d.y),
-                               mix(w[2], a.z, b.z, c.z, d.z), mix(w[3], a.w, b.w, c.w, d.w));
-        if (part < 2) y = y * (rsqrtf(warp_sum(square_sum(y)) + L2_EPS) * (part ? 1.0f : QUERY_FACTOR));
-        bool live = begin + i >= 0 && begin + i < prompt.count;
-        put(i, live ? y : make_float4(0, 0, 0, 0));
+    for (int j = 0; j < TAPS; j++) wide8(w[j], *reinterpret_cast<const uint4*>(layer.taps + j * channels + at));
+#pragma unroll
+    for (int j = 0; j < TAPS - 1; j++) wide8(x[j], raw[j]);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        float y[8], squares = 0.0f;
+        wide8(x[(i + 3) % TAPS], raw[i + 3]);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float sum = fmaf(w[1][c], x[(i + 1) % TAPS][c], w[0][c] * x[i % TAPS][c]);
+            y[c] = quick_silu(fmaf(w[3][c], x[(i + 3) % TAPS][c], fmaf(w[2][c], x[(i + 2) % TAPS][c], sum)));
+        }
+        if (part < 2) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) squares = fmaf(y[c], y[c], squares);
+#pragma unroll
+            for (int m = 8; m; m /= 2) squares += __shfl_xor_sync(~0u, squares, m);
+            float factor = rsqrtf(squares + L2_EPS) * (part ? 1.0f : QUERY_FACTOR);
+#pragma unroll
+            for (int c = 0; c < 8; c++) y[c] *= factor;
+        }
+        uint4 packed = make_uint4(pack2(y[0], y[1]), pack2(y[2], y[3]), pack2(y[4], y[5]), pack2(y[6], y[7]));
+        *reinterpret_cast<uint4*>(out + cell(row + i, chunk)) = packed;
+        if (shared) *reinterpret_cast<uint4*>(shared + cell(row + i, chunk)) = packed;
     }
-}
-
-// Values of two heads: a warp a span.
-__device__ __forceinline__ void prepare_values(const Prepared& to, const DeltaRows& in, const DeltaLayer& layer,
-                                               const Images& images, const Prompt& prompt, int pair, int begin) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = pair * 2 + warp / 4, row = warp % 4 * SPAN;
-    if (head >= layer.value_heads) return;
-    long long tile = static_cast<long long>(blockIdx.x) * layer.value_heads + head;
-    bf16* out = to.v + tile * TILE * HEAD + lane / 16 * TILE * HALF;
-    convolve_span(in, layer, images, prompt, 2, head, begin + row, [&](int i, const float4& y) {
-        store4(cell<HALF>(out, row + i, lane % 16 / 2) + lane % 2 * 4, y);
-    });
-}
-
-// q and k of a key head, into shared and global memory: a warp a span of one of them.
-__device__ __forceinline__ void prepare_keys(Solve& w, const Prepared& to, const DeltaRows& in, const DeltaLayer& layer,
-                                             const Images& images, const Prompt& prompt, int key, int begin) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp % 4 * SPAN;
-    bf16* out = (warp / 4 ? to.k : to.q) + (static_cast<long long>(blockIdx.x) * layer.key_heads + key) * TILE * HEAD;
-    bf16* shared = warp / 4 ? w.keys : w.queries;
-    convolve_span(in, layer, images, prompt, warp / 4, key, begin + row, [&](int i, const float4& y) {
-        int at = cell<HEAD>(out, row + i, lane / 2) - out + lane % 2 * 4;
-        store4(out + at, y);
-        store4(shared + at, y);
-    });
 }
 
 // beta of the tile's rows, and g / log 2 where its running sums will be, of the value heads that share a key head.
@@ -133,7 +129,7 @@ __device__ __forceinline__ void sum_gates(Solve& w, const Prepared& to, int head
     }
     float before = sum - total + mine.x, last = __shfl_sync(~0u, sum, 31);
     reinterpret_cast<float2*>(w.sums[which])[lane] = make_float2(before, sum);
-    long long at = (head + which) * rows + blockIdx.x * TILE;
+    long long at = (head + which) * rows + blockIdx.y * TILE;
     reinterpret_cast<float2*>(to.into + at)[lane] = make_float2(exp2f(before), exp2f(sum));
     reinterpret_cast<float2*>(to.out_of + at)[lane] = make_float2(exp2f(last - before), exp2f(last - sum));
 }
@@ -142,14 +138,15 @@ __device__ __forceinline__ void sum_gates(Solve& w, const Prepared& to, int head
 __device__ __forceinline__ void correlate(float (&kk)[4][4], float (&qk)[4][4], Solve& w) {
     int warp = threadIdx.x / 32, m = warp / 2 * 16, n = warp % 2 * 32;
     if (n > m) return;
+    Lanes lanes;
 #pragma unroll
     for (int step = 0; step < HEAD / 16; step++) {
         u32 a[4], c[4], b[4];
-        left<HEAD>(a, w.keys, m, step);
-        left<HEAD>(c, w.queries, m, step);
+        left(a, w.keys, lanes, m, step);
+        left(c, w.queries, lanes, m, step);
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-            right_rows<HEAD>(b, w.keys, n + j * 8, step);
+            right_rows(b, w.keys, lanes, n + j * 8, step);
             mma_bf16(kk[j], a, b[0], b[1]);
             mma_bf16(kk[j + 1], a, b[2], b[3]);
             mma_bf16(qk[j], c, b[0], b[1]);
@@ -273,22 +270,30 @@ __device__ __forceinline__ void solve(Solve& w, bf16* lower, const float (&kk)[4
     }
 }
 
-// Grid (tiles, key_heads + value_heads / 2 rounded up), 256 threads, shared sizeof(Solve).
+// Grid (key_heads + value_heads / 2 rounded up, tiles), 256 threads, shared sizeof(Solve).
 extern "C" __global__ void __launch_bounds__(256, 2) tiles_prepare(Prepared to, DeltaRows in, DeltaLayer layer,
                                                                   Images images, Prompt prompt) {
     extern __shared__ __align__(128) unsigned char memory[];
     Solve& w = *reinterpret_cast<Solve*>(memory);
-    int keys = layer.key_heads, heads = layer.value_heads / keys, key = blockIdx.y, head = key * heads;
-    int begin = static_cast<int>(blockIdx.x) * TILE - lead_of(prompt.frontiers);
+    int keys = layer.key_heads, heads = layer.value_heads / keys, key = blockIdx.x, head = key * heads;
+    int begin = static_cast<int>(blockIdx.y) * TILE - lead_of(prompt.frontiers);
     if (begin >= prompt.count) return;
-    if (key >= keys) return prepare_values(to, in, layer, images, prompt, key - keys, begin);
-    gates(w, in, layer, prompt.count, head, heads, begin);
-    prepare_keys(w, to, in, layer, images, prompt, key, begin);
+    int warp = threadIdx.x / 32, row = warp % 4 * 16 + threadIdx.x % 32 / 16 * ROWS;
+    bool values = key >= keys;  // a warp takes a quarter of one of two heads, or of q or k
+    int part = values ? 2 : warp / 4, which = values ? (key - keys) * 2 + warp / 4 : key;
+    int of = values ? layer.value_heads : keys;
+    if (!values) gates(w, in, layer, prompt.count, head, heads, begin);
+    if (which < of) {
+        bf16* out = (values ? to.v : part ? to.k : to.q) + (static_cast<long long>(blockIdx.y) * of + which) * TILE * HEAD;
+        bf16* shared = values ? nullptr : part ? w.keys : w.queries;
+        convolve_rows(out, shared, in, layer, images, prompt, part, which, row, begin + row);
+    }
+    if (values) return;
     __syncthreads();
     sum_gates(w, to, head, heads, static_cast<long long>(prompt.tiles) * TILE);
     float kk[4][4] = {}, qk[4][4] = {};
     correlate(kk, qk, w);
     __syncthreads();  // q and k are spent
-    long long first = static_cast<long long>(blockIdx.x) * layer.value_heads + head;
+    long long first = static_cast<long long>(blockIdx.y) * layer.value_heads + head;
     solve(w, to.lower + first * 2 * LOWER, kk, qk, heads);
 }

@@ -20,10 +20,10 @@ constexpr int LOWER = 10 * BLOCK;               // the ten squares on and below 
 
 __device__ __forceinline__ int lead_of(const int* frontiers) { return frontiers[0] % TILE; }
 
-// Rows of WIDTH bf16; 16-byte runs are permuted so that eight rows meet no bank twice.
-template <int WIDTH>
-__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) {
-    return tile + row * WIDTH + ((chunk ^ (row & 7)) << 3);
+// A tile of HEAD columns is two of HALF, one behind the other.  16-byte runs of a row are permuted so that eight rows
+// meet no bank twice.
+__device__ __forceinline__ int cell(int row, int chunk) {
+    return chunk / 8 * TILE * HALF + row * HALF + ((chunk % 8 ^ (row & 7)) << 3);
 }
 
 // Square (i, j) of a lower triangle.  Lane g * 4 + t holds 16 bytes of it: columns 2t, 2t + 1 and 2t + 8, 2t + 9
@@ -40,23 +40,36 @@ __device__ __forceinline__ u32 pack2(float low, float high) {
     return *reinterpret_cast<u32*>(&pair);
 }
 
+__device__ __forceinline__ void wide8(float (&v)[8], const uint4& raw) {
+    float4 a = wide4(make_uint2(raw.x, raw.y)), b = wide4(make_uint2(raw.z, raw.w));
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// Where a lane reads fragments, from the beginning of a tile: the rest of an address is known when compiling.
+struct Lanes {
+    int rows[4], columns[4];
+
+    __device__ __forceinline__ Lanes() {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            rows[i] = cell(lane / 16 * 8 + lane % 8, i * 2 + lane / 8 % 2);
+            columns[i] = cell(lane % 16, i * 2 + lane / 16);
+        }
+    }
+};
+
 // A fragment of rows m .. m + 15, columns 16 step .. + 15.
-template <int WIDTH>
-__device__ __forceinline__ void left(u32 (&a)[4], bf16* tile, int m, int step) {
-    int lane = threadIdx.x % 32;
-    ldmatrix4(a, cell<WIDTH>(tile, m + lane % 16, step * 2 + lane / 16));
+__device__ __forceinline__ void left(u32 (&a)[4], const bf16* tile, const Lanes& lanes, int m, int step) {
+    ldmatrix4(a, tile + lanes.columns[step % 4] + step / 4 * TILE * HALF + m * HALF);
 }
 
 // B fragments of x @ tile^T: rows n .. n + 15 of the tile are columns of the product.
-template <int WIDTH>
-__device__ __forceinline__ void right_rows(u32 (&b)[4], bf16* tile, int n, int step) {
-    int lane = threadIdx.x % 32;
-    ldmatrix4(b, cell<WIDTH>(tile, n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+__device__ __forceinline__ void right_rows(u32 (&b)[4], const bf16* tile, const Lanes& lanes, int n, int step) {
+    ldmatrix4(b, tile + lanes.rows[step % 4] + step / 4 * TILE * HALF + n * HALF);
 }
 
 // B fragments of x @ tile: columns n .. n + 15 of the tile.
-template <int WIDTH>
-__device__ __forceinline__ void right_columns(u32 (&b)[4], bf16* tile, int n, int step) {
-    int lane = threadIdx.x % 32;
-    ldmatrix4_transposed(b, cell<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, n / 8 + lane / 16));
+__device__ __forceinline__ void right_columns(u32 (&b)[4], const bf16* tile, const Lanes& lanes, int n, int step) {
+    ldmatrix4_transposed(b, tile + lanes.columns[n / 16 % 4] + n / 64 * TILE * HALF + step * 16 * HALF);
 }

@@ -8,7 +8,7 @@
 // The one thing a reader would get wrong: V is read transposed out of its tile, T and M come in the order of B
 // fragments (square of delta_tile.cuh); neither is ever a matrix in rows here.
 //
-//: variants STAGES 1 2
+//: variants STAGES 1 2 3
 #include "delta_tile.cuh"
 
 constexpr int THREADS = 128, SHARE = 16;  // of tiles_run; SHARE: value dimensions of a warp
@@ -31,31 +31,38 @@ struct Run {
     int key_heads, value_heads, tiles, unused;
 };
 
-// Start copying COUNT elements.
+// Start copying COUNT elements, this thread's beginning at `from`.
 template <int COUNT>
 __device__ __forceinline__ void fetch(bf16* to, const bf16* from) {
     static_assert(COUNT % (8 * THREADS) == 0, "every thread copies alike");
 #pragma unroll
-    for (int i = 0; i < COUNT / 8 / THREADS; i++) {
-        int at = (i * THREADS + threadIdx.x) * 8;
-        copy16_async(to + at, from + at, true);
-    }
+    for (int i = 0; i < COUNT / 8 / THREADS; i++) copy16_async(to + (i * THREADS + threadIdx.x) * 8, from + i * THREADS * 8, true);
 }
 
-__device__ __forceinline__ void fetch_tile(Stage& to, const Run& run, int tile, int head, int half) {
-    long long gates = (static_cast<long long>(head) * run.tiles + tile) * TILE;
-    long long mine = static_cast<long long>(tile) * run.value_heads + head;
-    long long shared = static_cast<long long>(tile) * run.key_heads + head / (run.value_heads / run.key_heads);
-    fetch<TILE * HEAD>(to.k, run.k + shared * TILE * HEAD);
-    fetch<TILE * HEAD>(to.q, run.q + shared * TILE * HEAD);
-    fetch<TILE * HALF>(to.v, run.v + mine * TILE * HEAD + half * TILE * HALF);
-    fetch<2 * LOWER>(to.lower, run.lower + mine * 2 * LOWER);
-    if (threadIdx.x < 2 * TILE / 4) {
-        int i = threadIdx.x % (TILE / 4) * 4;
-        bool first = threadIdx.x < TILE / 4;
-        copy16_async((first ? to.into : to.out_of) + i, (first ? run.into : run.out_of) + gates + i, true);
+// This thread's pieces of the next tile to be copied.
+struct Ahead {
+    const bf16 *q, *k, *v, *lower;
+    const float* gates;
+
+    __device__ __forceinline__ Ahead(const Run& run, int head, int half) {
+        int piece = threadIdx.x * 8, key = head / (run.value_heads / run.key_heads), gate = threadIdx.x % (TILE / 4) * 4;
+        q = run.q + key * TILE * HEAD + piece;
+        k = run.k + key * TILE * HEAD + piece;
+        v = run.v + (head * HEAD + half * HALF) * TILE + piece;
+        lower = run.lower + head * 2 * LOWER + piece;
+        gates = (threadIdx.x < TILE / 4 ? run.into : run.out_of) + static_cast<long long>(head) * run.tiles * TILE + gate;
     }
-}
+
+    __device__ __forceinline__ void fetch_tile(Stage& to, const Run& run) {
+        fetch<TILE * HEAD>(to.k, k);
+        fetch<TILE * HEAD>(to.q, q);
+        fetch<TILE * HALF>(to.v, v);
+        fetch<2 * LOWER>(to.lower, lower);
+        if (threadIdx.x < 2 * TILE / 4) copy16_async(to.into + threadIdx.x * 4, gates, true);  // out_of lies behind
+        k += run.key_heads * TILE * HEAD, q += run.key_heads * TILE * HEAD;
+        v += run.value_heads * TILE * HEAD, lower += run.value_heads * 2 * LOWER, gates += TILE;
+    }
+};
 
 __device__ __forceinline__ float2 pair_of(const float* gates, int group) {
     return reinterpret_cast<const float2*>(gates)[group * 4 + threadIdx.x % 4];
@@ -67,28 +74,29 @@ __device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const 
 }
 
 // held = (K S)^T and o = (Q S)^T for tokens 32 part .. + 31, four groups of eight.
-__device__ __forceinline__ void ask(float (&held)[4][4], float (&o)[4][4], const u32 (&s)[KEYS / 2][4], Stage& now, int part) {
+__device__ __forceinline__ void ask(float (&held)[4][4], float (&o)[4][4], const u32 (&s)[KEYS / 2][4], const Stage& now,
+                                    const Lanes& lanes, int part) {
 #pragma unroll
     for (int step = 0; step < KEYS / 2; step++)
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
-            right_rows<HEAD>(b, now.k, part * 32 + n * 8, step);
+            right_rows(b, now.k, lanes, part * 32 + n * 8, step);
             mma_bf16(held[n], s[step], b[0], b[1]);
             mma_bf16(held[n + 1], s[step], b[2], b[3]);
-            right_rows<HEAD>(b, now.q, part * 32 + n * 8, step);
+            right_rows(b, now.q, lanes, part * 32 + n * 8, step);
             mma_bf16(o[n], s[step], b[0], b[1]);
             mma_bf16(o[n + 1], s[step], b[2], b[3]);
         }
 }
 
 // x = (V - exp(G) K S)^T as A fragments, and o = (exp(G) Q S)^T.
-__device__ __forceinline__ void differ(u32 (&x)[2][4], float (&held)[4][4], float (&o)[4][4], Stage& now, int part) {
-    int warp = threadIdx.x / 32;
+__device__ __forceinline__ void differ(u32 (&x)[2][4], float (&held)[4][4], float (&o)[4][4], const Stage& now,
+                                       const bf16* values, int part) {
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         u32 v[4];  // (tokens, values): (first, first), (last, first), (first, last), (last, last) eight of each
-        right_columns<HALF>(v, now.v, warp * SHARE, part * 2 + n / 2);
+        ldmatrix4_transposed(v, values + (part * 2 + n / 2) * 16 * HALF);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             float2 into = pair_of(now.into, part * 4 + n + m);
@@ -116,7 +124,7 @@ __device__ __forceinline__ void apply(float (&first)[4], float (&last)[4], const
 }
 
 // V' of row i of squares, plain and times exp(G_63 - G), as A fragments.
-__device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], const u32 (&x)[4][4], Stage& now, int i) {
+__device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], const u32 (&x)[4][4], const Stage& now, int i) {
     float first[4] = {}, last[4] = {};
     apply(first, last, x, now.lower, i);
     as_left(fresh[i], first, last);
@@ -127,7 +135,7 @@ __device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], co
 }
 
 // S <- exp(G_63) S + K^T (exp(G_63 - G) V').
-__device__ __forceinline__ void absorb_tile(float (&s)[KEYS][4], const u32 (&faded)[4][4], Stage& now) {
+__device__ __forceinline__ void absorb_tile(float (&s)[KEYS][4], const u32 (&faded)[4][4], const Stage& now, const Lanes& lanes) {
     float fade = now.into[TILE - 1];
 #pragma unroll
     for (int n = 0; n < KEYS; n += 2) {
@@ -136,26 +144,23 @@ __device__ __forceinline__ void absorb_tile(float (&s)[KEYS][4], const u32 (&fad
 #pragma unroll
         for (int step = 0; step < TILE / 16; step++) {
             u32 b[4];
-            right_columns<HEAD>(b, now.k, n * 8, step);
+            right_columns(b, now.k, lanes, n * 8, step);
             mma_bf16(s[n], faded[step], b[0], b[1]);
             mma_bf16(s[n + 1], faded[step], b[2], b[3]);
         }
     }
 }
 
-// Eight tokens of o^T from row `row` of the pass on, to (rows, value_heads * HEAD).
-__device__ __forceinline__ void store_tokens(bf16* out, const float (&o)[4], int row, int count, int value_heads) {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+// Eight tokens of o^T to the row of this lane's, if it is one.
+__device__ __forceinline__ void store_tokens(u32* at, const float (&o)[4], bool live) {
     u32 first = transpose8x8(pack2(o[0], o[1])), last = transpose8x8(pack2(o[2], o[3]));
-    row += g;
-    if (row < 0 || row >= count) return;
-    u32* at = reinterpret_cast<u32*>(out + static_cast<long long>(row) * value_heads * HEAD) + t;
-    at[0] = first;
-    at[4] = last;
+    if (live) at[0] = first, at[4] = last;
 }
 
-// One tile: o to `out` (the warp's first value dimension), S to what follows it.
-__device__ __forceinline__ void walk_tile(bf16* out, float (&s)[KEYS][4], Stage& now, int row, int count, int value_heads) {
+// One tile: o to `out` (this lane's place in the tile's row lane / 4), S to what follows it.  Rows from .. to are there.
+__device__ __forceinline__ void walk_tile(u32* out, int stride, float (&s)[KEYS][4], const Stage& now, const Lanes& lanes,
+                                          const bf16* values, int from, int to) {
+    int g = threadIdx.x % 32 / 4;
     u32 left[KEYS / 2][4], x[4][4], fresh[4][4], faded[4][4];
 #pragma unroll
     for (int step = 0; step < KEYS / 2; step++) as_left(left[step], s[2 * step], s[2 * step + 1]);
@@ -163,8 +168,8 @@ __device__ __forceinline__ void walk_tile(bf16* out, float (&s)[KEYS][4], Stage&
     for (int part = 0; part < 2; part++) {
         float held[4][4] = {}, o[4][4] = {};
         u32 fragments[2][4];
-        ask(held, o, left, now, part);
-        differ(fragments, held, o, now, part);
+        ask(held, o, left, now, lanes, part);
+        differ(fragments, held, o, now, values, part);
 #pragma unroll
         for (int e = 0; e < 8; e++) x[part * 2 + e / 4][e % 4] = fragments[e / 4][e % 4];
 #pragma unroll
@@ -173,9 +178,13 @@ __device__ __forceinline__ void walk_tile(bf16* out, float (&s)[KEYS][4], Stage&
             apply(o[i % 2 * 2], o[i % 2 * 2 + 1], fresh, now.lower + LOWER, i);
         }
 #pragma unroll
-        for (int n = 0; n < 4; n++) store_tokens(out, o[n], row + part * 32 + n * 8, count, value_heads);
+        for (int n = 0; n < 4; n++) {
+            int row = part * 32 + n * 8 + g;
+            store_tokens(out, o[n], row >= from && row < to);
+            out += 8 * stride;
+        }
     }
-    absorb_tile(s, faded, now);
+    absorb_tile(s, faded, now, lanes);
 }
 
 // Element (key dim, value dim) of S lies at state[value dim * HEAD + key dim].
@@ -197,32 +206,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) tiles_run(bf16* out, Run r
     int half = blockIdx.x, head = blockIdx.y;
     int lead = lead_of(frontiers), tiles = min(run.tiles, (lead + count + TILE - 1) / TILE);
     float* state = state_of(images, slots[0], head) + half * HALF * HEAD;
-    out += head * HEAD + half * HALF + threadIdx.x / 32 * SHARE;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = run.value_heads * HEAD / 2;  // in pairs
+    u32* first = reinterpret_cast<u32*>(out + head * HEAD + half * HALF + warp * SHARE) + lane % 4;
+    Lanes lanes;
+    Ahead ahead(run, head, half);
     float s[KEYS][4];
-    fetch_tile(stages[0], run, 0, head, half);
-    copies_commit();
+#pragma unroll
+    for (int tile = 0; tile < STAGES - 1; tile++) {
+        if (tile < tiles) ahead.fetch_tile(stages[tile], run);
+        copies_commit();
+    }
     each_of_state(state, [&](int n, int at, float2* p) { s[n][at] = p->x, s[n][at + 1] = p->y; });
     for (int tile = 0; tile < tiles; tile++) {
-        copies_wait<0>();
+        int next = tile + STAGES - 1;
+        if (STAGES == 1) __syncthreads();  // nobody needs the tile before
+        if (STAGES == 1) ahead.fetch_tile(stages[0], run), copies_commit();
+        copies_wait<STAGES == 1 ? 0 : STAGES - 2>();
         __syncthreads();  // the tile is there, and nobody needs the one before it
-        if (STAGES == 2 && tile + 1 < tiles) fetch_tile(stages[(tile + 1) % STAGES], run, tile + 1, head, half);
-        copies_commit();
-        walk_tile(out, s, stages[tile % STAGES], tile * TILE - lead, count, run.value_heads);
-        if (STAGES == 1) {
-            __syncthreads();
-            if (tile + 1 < tiles) fetch_tile(stages[0], run, tile + 1, head, half);
-            copies_commit();
-        }
+        if (STAGES > 1 && next < tiles) ahead.fetch_tile(stages[next % STAGES], run);
+        if (STAGES > 1) copies_commit();
+        Stage& now = stages[tile % STAGES];
+        int row = tile * TILE - lead;
+        walk_tile(first + static_cast<long long>(row + lane / 4) * stride, stride, s, now, lanes,
+                  now.v + cell(lane % 16, warp * 2 + lane / 16), -row, count - row);
     }
     each_of_state(state, [&](int n, int at, float2* p) { *p = make_float2(s[n][at], s[n][at + 1]); });
 }
 
 constexpr int AT_ONCE = 4;  // heads that half a warp of delta_norm has in hand
-
-__device__ __forceinline__ void wide8(float (&v)[8], const uint4& raw) {
-    float4 a = wide4(make_uint2(raw.x, raw.y)), b = wide4(make_uint2(raw.z, raw.w));
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
 
 // out = w-RMSNorm of each head of o, times SiLU(z); `heads` in all.  Half a warp a head; 256 threads.
 extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const bf16* o, const bf16* z, const bf16* norm,

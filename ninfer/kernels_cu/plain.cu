@@ -45,12 +45,14 @@ __device__ __forceinline__ void widen_even(const Matrix& m, long n, int k, int c
         if constexpr (F == Q6) high = reinterpret_cast<const u16*>(m.high)[n * (wide / 8) + k / 8];
         float scale = F == NVFP4 ? e4m3_float(m.scales[nvfp4_scale(m.first + n, k / 16, columns)])
                                  : half_float(reinterpret_cast<const u16*>(m.scales)[n * (wide / 64) + k / 64]);
-        float divisor = F == NVFP4 ? *m.divisor : 1.0f, reciprocal = __frcp_rn(divisor);
+        // e2m1 is read 2^-126 too small, scale and divisor make up for it without rounding.
+        float divisor = F == NVFP4 ? *m.divisor * 0x1p-26f : 1.0f, reciprocal = __frcp_rn(divisor);
+        if constexpr (F == NVFP4) scale *= 0x1p100f;
         for (int i = 0; i < 8; i++) {
             u32 code = word >> 4 * i & 15;
             if constexpr (F == Q5) code |= (high >> i & 1) << 4;
             if constexpr (F == Q6) code |= (high >> 2 * i & 3) << 4;
-            v[i] = F == NVFP4 ? divided(e2m1_float(code) * scale, divisor, reciprocal)
+            v[i] = F == NVFP4 ? divided(as_float((word << (28 - 4 * i) & 0x80000000u) | (code & 7) << 22) * scale, divisor, reciprocal)
                               : quick_code<F>(code) * scale;
         }
     }
@@ -83,39 +85,34 @@ __device__ __forceinline__ u32 pack2(float low, float high) {
 
 constexpr int AT_ONCE = 4;  // pieces of eight columns that a thread has in hand
 
-// A block takes runs of AT_ONCE * 256 pieces, all rows one after another.
 template <int F>
-__device__ __forceinline__ void widen_matrix(const Matrix& m, int columns, bf16* out) {
-    u32 pieces = columns / 8, total = m.rows * pieces;
-    for (u32 begin = blockIdx.x * AT_ONCE * 256; begin < total; begin += gridDim.x * AT_ONCE * 256) {
-        uint4 words[AT_ONCE];
+__device__ __forceinline__ void widen_pieces(const Matrix& m, int columns, bf16* out) {
+    u32 pieces = columns / 8, total = m.rows * pieces, first = blockIdx.x * AT_ONCE * 256 + threadIdx.x;
+    uint4 words[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = min(begin + i * 256 + threadIdx.x, total - 1), n = at / pieces;
-            float v[8];
-            widen_even<F>(m, n, (at - n * pieces) * 8, columns, v);
-            words[i] = make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = begin + i * 256 + threadIdx.x;
-            if (at < total) reinterpret_cast<uint4*>(out)[at] = words[i];
-        }
+    for (int i = 0; i < AT_ONCE; i++) {
+        u32 at = min(first + i * 256, total - 1), n = at / pieces;
+        float v[8];
+        widen_even<F>(m, n, (at - n * pieces) * 8, columns, v);
+        words[i] = make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (first + i * 256 < total) reinterpret_cast<uint4*>(out)[first + i * 256] = words[i];
 }
 
-// out (rows, columns) in bf16; columns % 8 == 0.
+// out (rows, columns) in bf16; columns % 8 == 0.  A block AT_ONCE * 256 pieces.
 extern "C" __global__ void __launch_bounds__(256) dequantise(const Matrix m, int format, int columns, bf16* out) {
     release_successor();
     await_predecessor();
     switch (format) {
-        case BF16: return widen_matrix<BF16>(m, columns, out);
-        case FP8: return widen_matrix<FP8>(m, columns, out);
-        case Q8: return widen_matrix<Q8>(m, columns, out);
-        case Q4: return widen_matrix<Q4>(m, columns, out);
-        case Q5: return widen_matrix<Q5>(m, columns, out);
-        case Q6: return widen_matrix<Q6>(m, columns, out);
-        case NVFP4: return widen_matrix<NVFP4>(m, columns, out);
+        case BF16: return widen_pieces<BF16>(m, columns, out);
+        case FP8: return widen_pieces<FP8>(m, columns, out);
+        case Q8: return widen_pieces<Q8>(m, columns, out);
+        case Q4: return widen_pieces<Q4>(m, columns, out);
+        case Q5: return widen_pieces<Q5>(m, columns, out);
+        case Q6: return widen_pieces<Q6>(m, columns, out);
+        case NVFP4: return widen_pieces<NVFP4>(m, columns, out);
     }
 }
 
@@ -236,26 +233,23 @@ __device__ __forceinline__ u32 swiglu2(u32 gate, u32 up) {
                  __fdividef(y, 1.0f + __expf(-y)) * as_float(up & 0xffff0000u));
 }
 
-// out (rows, width) = silu(gate) * up, both bf16 with ``stride`` elements between rows; width % 8 == 0.
+// out (rows, width) = silu(gate) * up, both bf16 with ``stride`` elements between rows; width % 8 == 0.  A block
+// AT_ONCE * 256 pieces.
 extern "C" __global__ void __launch_bounds__(256) swiglu_rows(const bf16* gate, const bf16* up, bf16* out, int rows, int width, int stride) {
     release_successor();
     await_predecessor();
-    u32 pieces = width / 8, total = rows * pieces;
-    for (u32 begin = blockIdx.x * AT_ONCE * 256; begin < total; begin += gridDim.x * AT_ONCE * 256) {
-        uint4 a[AT_ONCE], b[AT_ONCE];
+    u32 pieces = width / 8, total = rows * pieces, first = blockIdx.x * AT_ONCE * 256 + threadIdx.x;
+    uint4 a[AT_ONCE], b[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {  // all loads first
-            u32 at = min(begin + i * 256 + threadIdx.x, total - 1), row = at / pieces;
-            long from = static_cast<long>(row) * stride + (at - row * pieces) * 8;
-            a[i] = load_once(gate + from);
-            b[i] = load_once(up + from);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = begin + i * 256 + threadIdx.x;
-            if (at < total)
-                reinterpret_cast<uint4*>(out)[at] = make_uint4(swiglu2(a[i].x, b[i].x), swiglu2(a[i].y, b[i].y),
-                                                               swiglu2(a[i].z, b[i].z), swiglu2(a[i].w, b[i].w));
-        }
+    for (int i = 0; i < AT_ONCE; i++) {  // all loads first
+        u32 at = min(first + i * 256, total - 1), row = at / pieces;
+        long from = static_cast<long>(row) * stride + (at - row * pieces) * 8;
+        a[i] = load_once(gate + from);
+        b[i] = load_once(up + from);
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (first + i * 256 < total)
+            reinterpret_cast<uint4*>(out)[first + i * 256] =
+                make_uint4(swiglu2(a[i].x, b[i].x), swiglu2(a[i].y, b[i].y), swiglu2(a[i].z, b[i].z), swiglu2(a[i].w, b[i].w));
 }

@@ -25,6 +25,7 @@ from ninfer.ops.cuda_state import (
 from ninfer.ops.verbs import Step
 
 TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
+MOST_STAGES = 3  # tiles under way in tiles_run
 SHARED_BY = 8  # value heads of a key head that tiles_prepare has room for
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
 STAGE_BYTES = (
@@ -89,7 +90,7 @@ class Delta:
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         shape, get = self.shape, self.library.get
-        stages = 2 if self.shared_limit >= 2 * STAGE_BYTES else 1
+        stages = min(MOST_STAGES, max(1, self.shared_limit // STAGE_BYTES))
         o = self._tiles(rows, weights, layer, step, stages)
         out, total = self.take(rows.z.shape, "bf16"), step.rows * shape.value_heads
         get("delta_tiles.cu", "delta_norm", STAGES=stages).launch(
@@ -118,7 +119,7 @@ class Delta:
         into, out_of = (take((values, tiles, TILE), "f32") for _ in range(2))
         prepared = struct.pack("6Q", q.ptr, k.ptr, v.ptr, lower.ptr, into.ptr, out_of.ptr)
         get("delta_prepare.cu", "tiles_prepare").launch(
-            (tiles, keys + -(-values // 2)),
+            (keys + -(-values // 2), tiles),
             256,
             *(prepared, rows.pack(), weights.pack(shape), image),
             struct.pack("QQii", step.slots.ptr, step.frontiers.ptr, count, tiles),

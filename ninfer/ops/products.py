@@ -21,7 +21,7 @@ from ninfer.ops.linear import Ending, Linear, Rows
 from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
 
 _MATRIX = struct.Struct("5Q4i")
-_GRID = 2048
+_PIECES = 4 * 256 * 8  # elements that a block of dequantise or swiglu_rows makes
 
 
 def matrix_bytes(m: StoredMatrix, out: int = 0, stride: int = 0) -> bytes:
@@ -113,7 +113,7 @@ class Products:
             pair = take((total, 2 * width), "bf16")
             self._wide(x, both, pair, None)
             right = DeviceArray(pair.ptr + 2 * width, (total, width), "bf16", pair.owner)
-            self._launch("swiglu_rows", _GRID, pair, right, out, total, width, 2 * width)
+            self._launch("swiglu_rows", -(-out.size // _PIECES), pair, right, out, total, width, 2 * width)
             return
         a, b = take(out.shape, "f32"), take(out.shape, "f32")
         for matrix, half in ((gate, a), (up, b)):
@@ -136,7 +136,8 @@ class Products:
         """The matrix in bf16: (N, K) of scratch."""
         out = self.linear.take((matrix.rows, matrix.columns), "bf16")
         packed = matrix_bytes(matrix, stride=matrix.columns)
-        self._launch("dequantise", _GRID, packed, CODES[matrix.format], matrix.columns, out)
+        grid = -(-out.size // _PIECES)
+        self._launch("dequantise", grid, packed, CODES[matrix.format], matrix.columns, out)
         return out
 
     def embed(self, table: StoredMatrix, ids: DeviceArray) -> DeviceArray:
