@@ -26,7 +26,7 @@ from ninfer.ops.verbs import Step
 
 TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
 MOST_STAGES = 3  # tiles under way in tiles_run
-SHARED_BY = 8  # value heads of a key head that tiles_prepare has room for
+SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
 STAGE_BYTES = (
     2 * TILE * DELTA_DIM * 2 + TILE * TILE * 2 + 2 * LOWER * 2 + 2 * TILE * 4
@@ -111,8 +111,6 @@ class Delta:
         """Run the delta rule tile by tile.  -> o (T, value_width) bf16."""
         shape, count, take, get = self.shape, step.rows, self.take, self.library.get
         keys, values, image = shape.key_heads, shape.value_heads, self.images.pack(layer)
-        if values % keys or values > SHARED_BY * keys:
-            raise ValueError(f"prefill: {values} value heads share {keys} key heads")
         tiles = (count + 2 * TILE - 2) // TILE  # whatever the place of the first row in its tile
         q, k, v = (take((tiles, n, TILE, DELTA_DIM), "bf16") for n in (keys, keys, values))
         lower = take((tiles, values, 2, LOWER), "bf16")

@@ -28,6 +28,7 @@ from ninfer.model.config import TextConfig
 from ninfer.model.vision import Tower
 from ninfer.model.weights import Decoder, Delta
 from ninfer.ops.cuda_attention import AttentionKernels
+from ninfer.ops.cuda_delta import SHARED_BY
 from ninfer.ops.cuda_delta import Delta as DeltaKernels
 from ninfer.ops.cuda_experts import Experts
 from ninfer.ops.cuda_sampler import MAX_DRAFTS, LaneMemory, Sampler
@@ -113,10 +114,13 @@ class Sizes:
 
 def check(config: TextConfig, sizes: Sizes, page_tokens: int) -> None:
     """Refuse what no kernel was written for.  Raises StartupError."""
+    keys, values = config.key_heads, config.value_heads
+    shared = values % keys == 0 and values <= SHARED_BY * keys
     wanted = {
         f"head_dim {config.head_dim}": config.head_dim == HEAD_DIM,
         f"key_dim {config.key_dim}": config.key_dim == DELTA_DIM,
         f"value_dim {config.value_dim}": config.value_dim == DELTA_DIM,
+        f"{values} value heads over {keys} key heads": shared,
         f"{config.conv_taps} convolution taps": config.conv_taps == TAPS,
         f"{config.heads // config.kv_heads} queries a kv head": config.heads // config.kv_heads <= 8,
         f"rotary_dims {config.rotary_dims}": config.rotary_dims in (16, 32, 64, 128, 256),

@@ -115,6 +115,18 @@ def test_prompts_and_steps_follow_the_recurrence(bed: Bed, key_heads: int, value
     assert not any(net.image(slot).any() for slot in (0, 1, 3))
 
 
+def test_prompts_of_like_keys_follow_the_recurrence(bed: Bed) -> None:
+    """Keys that hardly differ, wide gates, little decay: where the inverse of a tile is most sensitive."""
+    net, count = Net(bed, 1, 3), 130
+    rows, like = net.rows(count), net.rng.standard_normal((1, HEAD))
+    rows["k"] = (like + 0.3 * net.rng.standard_normal((count, HEAD))).astype(BF16)
+    rows["b"], rows["a"] = np.full((count, 3), 4.0, BF16), np.full((count, 3), -4.0, BF16)
+    out = net.go("prefill", rows, [1], [0], [count])
+    want, state = net.reference(rows)
+    assert relative(out, want) <= 1.5e-2
+    assert relative(net.state(1), state) <= 1e-2
+
+
 @heads
 def test_prompts_do_not_depend_on_cuts_at_whole_tiles(bed: Bed, key_heads: int, value_heads: int) -> None:
     only_on_a_card(bed, key_heads > 1)
