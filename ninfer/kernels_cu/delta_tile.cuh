@@ -14,7 +14,7 @@
 #pragma once
 #include "delta.cuh"
 
-constexpr int TILE = 64, SPAN = 16, HALF = 64;  // HALF: value dimensions of a tiles_run block
+constexpr int TILE = 64, HALF = 64;  // HALF: value dimensions of a tiles_run block
 constexpr int BLOCK = 16 * 16;                  // elements of a square of T or M
 constexpr int LOWER = 10 * BLOCK;               // the ten squares on and below the diagonal
 

@@ -1,77 +1,12 @@
 // The Gated DeltaNet over many rows of one sequence, tile after tile on tensor cores (mathematics: delta_tile.cuh).
 //
-// A warp owns 16 value dimensions of a head and all 128 key dimensions: its share of S^T stays in float32 registers,
-// and every product is taken transposed (value dims are rows), so that a result is the next product's A operand as
-// it lies.  Warps meet once a tile, where its operands arrive.  delta_norm gates and norms; delta_ring
+// Warps meet once a tile, where its operands arrive; STAGES tiles are under way.  delta_norm gates and norms; delta_ring
 // (delta_step.cu) moves the convolution history.
 //
-// The one thing a reader would get wrong: V is read transposed out of its tile, T and M come in the order of B
-// fragments (square of delta_tile.cuh); neither is ever a matrix in rows here.
+// The one thing a reader would get wrong: tiles_run does what that of delta_hopper.cu does, bits aside, on every card.
 //
 //: variants STAGES 1 2 3
-#include "delta_tile.cuh"
-
-constexpr int THREADS = 128, SHARE = 16;  // of tiles_run; SHARE: value dimensions of a warp
-constexpr int KEYS = HEAD / 8;            // groups of eight key dimensions
-
-// One tile's operands in shared memory; lower: T, then M.
-struct Stage {
-    bf16 q[TILE * HEAD], k[TILE * HEAD], v[TILE * HALF], lower[2 * LOWER];
-    float into[TILE], out_of[TILE];
-};
-
-// What tiles_prepare left (delta_prepare.cu).
-struct Run {
-    const bf16* q;
-    const bf16* k;
-    const bf16* v;
-    const bf16* lower;
-    const float* into;
-    const float* out_of;
-    int key_heads, value_heads, tiles, unused;
-};
-
-// Start copying COUNT elements, this thread's beginning at `from`.
-template <int COUNT>
-__device__ __forceinline__ void fetch(bf16* to, const bf16* from) {
-    static_assert(COUNT % (8 * THREADS) == 0, "every thread copies alike");
-#pragma unroll
-    for (int i = 0; i < COUNT / 8 / THREADS; i++) copy16_async(to + (i * THREADS + threadIdx.x) * 8, from + i * THREADS * 8, true);
-}
-
-// This thread's pieces of the next tile to be copied.
-struct Ahead {
-    const bf16 *q, *k, *v, *lower;
-    const float* gates;
-
-    __device__ __forceinline__ Ahead(const Run& run, int head, int half) {
-        int piece = threadIdx.x * 8, key = head / (run.value_heads / run.key_heads), gate = threadIdx.x % (TILE / 4) * 4;
-        q = run.q + key * TILE * HEAD + piece;
-        k = run.k + key * TILE * HEAD + piece;
-        v = run.v + (head * HEAD + half * HALF) * TILE + piece;
-        lower = run.lower + head * 2 * LOWER + piece;
-        gates = (threadIdx.x < TILE / 4 ? run.into : run.out_of) + static_cast<long long>(head) * run.tiles * TILE + gate;
-    }
-
-    __device__ __forceinline__ void fetch_tile(Stage& to, const Run& run) {
-        fetch<TILE * HEAD>(to.k, k);
-        fetch<TILE * HEAD>(to.q, q);
-        fetch<TILE * HALF>(to.v, v);
-        fetch<2 * LOWER>(to.lower, lower);
-        if (threadIdx.x < 2 * TILE / 4) copy16_async(to.into + threadIdx.x * 4, gates, true);  // out_of lies behind
-        k += run.key_heads * TILE * HEAD, q += run.key_heads * TILE * HEAD;
-        v += run.value_heads * TILE * HEAD, lower += run.value_heads * 2 * LOWER, gates += TILE;
-    }
-};
-
-__device__ __forceinline__ float2 pair_of(const float* gates, int group) {
-    return reinterpret_cast<const float2*>(gates)[group * 4 + threadIdx.x % 4];
-}
-
-// Two groups of eight columns side by side as an A fragment.
-__device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
-    a[0] = pack2(x[0], x[1]), a[1] = pack2(x[2], x[3]), a[2] = pack2(y[0], y[1]), a[3] = pack2(y[2], y[3]);
-}
+#include "delta_run.cuh"
 
 // held = (K S)^T and o = (Q S)^T for tokens 32 part .. + 31, four groups of eight.
 __device__ __forceinline__ void ask(float (&held)[4][4], float (&o)[4][4], const u32 (&s)[KEYS / 2][4], const Stage& now,
@@ -88,50 +23,6 @@ __device__ __forceinline__ void ask(float (&held)[4][4], float (&o)[4][4], const
             mma_bf16(o[n], s[step], b[0], b[1]);
             mma_bf16(o[n + 1], s[step], b[2], b[3]);
         }
-}
-
-// x = (V - exp(G) K S)^T as A fragments, and o = (exp(G) Q S)^T.
-__device__ __forceinline__ void differ(u32 (&x)[2][4], float (&held)[4][4], float (&o)[4][4], const Stage& now,
-                                       const bf16* values, int part) {
-#pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-        u32 v[4];  // (tokens, values): (first, first), (last, first), (first, last), (last, last) eight of each
-        ldmatrix4_transposed(v, values + (part * 2 + n / 2) * 16 * HALF);
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            float2 into = pair_of(now.into, part * 4 + n + m);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float2 value = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&v[half * 2 + m]));
-                held[n + m][half * 2] = fmaf(-into.x, held[n + m][half * 2], value.x);
-                held[n + m][half * 2 + 1] = fmaf(-into.y, held[n + m][half * 2 + 1], value.y);
-                o[n + m][half * 2] *= into.x;
-                o[n + m][half * 2 + 1] *= into.y;
-            }
-        }
-        as_left(x[n / 2], held[n], held[n + 1]);
-    }
-}
-
-// sum += (lower x)^T for the two groups of eight rows of row i of squares; x holds columns of squares 0 .. i.
-__device__ __forceinline__ void apply(float (&first)[4], float (&last)[4], const u32 (&x)[4][4], const bf16* lower, int i) {
-#pragma unroll
-    for (int j = 0; j <= i; j++) {
-        uint4 b = *reinterpret_cast<const uint4*>(lower + square(i, j));
-        mma_bf16(first, x[j], b.x, b.y);
-        mma_bf16(last, x[j], b.z, b.w);
-    }
-}
-
-// V' of row i of squares, plain and times exp(G_63 - G), as A fragments.
-__device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], const u32 (&x)[4][4], const Stage& now, int i) {
-    float first[4] = {}, last[4] = {};
-    apply(first, last, x, now.lower, i);
-    as_left(fresh[i], first, last);
-    float2 a = pair_of(now.out_of, i * 2), b = pair_of(now.out_of, i * 2 + 1);
-    float c[4] = {first[0] * a.x, first[1] * a.y, first[2] * a.x, first[3] * a.y};
-    float d[4] = {last[0] * b.x, last[1] * b.y, last[2] * b.x, last[3] * b.y};
-    as_left(faded[i], c, d);
 }
 
 // S <- exp(G_63) S + K^T (exp(G_63 - G) V').
@@ -151,12 +42,6 @@ __device__ __forceinline__ void absorb_tile(float (&s)[KEYS][4], const u32 (&fad
     }
 }
 
-// Eight tokens of o^T to the row of this lane's, if it is one.
-__device__ __forceinline__ void store_tokens(u32* at, const float (&o)[4], bool live) {
-    u32 first = transpose8x8(pack2(o[0], o[1])), last = transpose8x8(pack2(o[2], o[3]));
-    if (live) at[0] = first, at[4] = last;
-}
-
 // One tile: o to `out` (this lane's place in the tile's row lane / 4), S to what follows it.  Rows from .. to are there.
 __device__ __forceinline__ void walk_tile(u32* out, int stride, float (&s)[KEYS][4], const Stage& now, const Lanes& lanes,
                                           const bf16* values, int from, int to) {
@@ -167,15 +52,14 @@ __device__ __forceinline__ void walk_tile(u32* out, int stride, float (&s)[KEYS]
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         float held[4][4] = {}, o[4][4] = {};
-        u32 fragments[2][4];
         ask(held, o, left, now, lanes, part);
-        differ(fragments, held, o, now, values, part);
 #pragma unroll
-        for (int e = 0; e < 8; e++) x[part * 2 + e / 4][e % 4] = fragments[e / 4][e % 4];
-#pragma unroll
-        for (int i = part * 2; i < part * 2 + 2; i++) {
+        for (int n = 0; n < 4; n += 2) {
+            int i = part * 2 + n / 2;
+            differ(x[i], held[n], held[n + 1], now, values, i);
+            enter(o[n], o[n + 1], now, i);
             renew(fresh, faded, x, now, i);
-            apply(o[i % 2 * 2], o[i % 2 * 2 + 1], fresh, now.lower + LOWER, i);
+            apply(o[n], o[n + 1], fresh, now.lower + LOWER, i);
         }
 #pragma unroll
         for (int n = 0; n < 4; n++) {
@@ -187,21 +71,10 @@ __device__ __forceinline__ void walk_tile(u32* out, int stride, float (&s)[KEYS]
     absorb_tile(s, faded, now, lanes);
 }
 
-// Element (key dim, value dim) of S lies at state[value dim * HEAD + key dim].
-template <class F>
-__device__ __forceinline__ void each_of_state(float* state, F f) {
-    int lane = threadIdx.x % 32, value = threadIdx.x / 32 * SHARE + lane / 4;
-#pragma unroll
-    for (int n = 0; n < KEYS; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            f(n, half * 2, reinterpret_cast<float2*>(state + (value + half * 8) * HEAD + n * 8 + lane % 4 * 2));
-}
-
 // out (count, value_heads * HEAD), untiled and not normed.  Grid (2, value_heads), 128 threads, shared STAGES stages.
 extern "C" __global__ void __launch_bounds__(THREADS) tiles_run(bf16* out, Run run, Images images, const int* slots,
                                                                const int* frontiers, int count) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory);
     int half = blockIdx.x, head = blockIdx.y;
     int lead = lead_of(frontiers), tiles = min(run.tiles, (lead + count + TILE - 1) / TILE);

@@ -11,7 +11,7 @@ import struct
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.kernels_cu.pack import Library
+from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import (
     DELTA_DIM,
     NO_RECORD,
@@ -28,9 +28,7 @@ TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle
 MOST_STAGES = 3  # tiles under way in tiles_run
 SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
-STAGE_BYTES = (
-    2 * TILE * DELTA_DIM * 2 + TILE * TILE * 2 + 2 * LOWER * 2 + 2 * TILE * 4
-)  # Stage of delta_tiles.cu
+STAGE_BYTES = 51 << 10  # Stage of delta_run.cuh
 
 
 @attrs.frozen(eq=False)
@@ -62,6 +60,7 @@ class Delta:
     layers: DeviceArray | None = None  # u8: one DeltaLayer struct a layer
     shared_limit: int = 99 << 10
     dependent: bool = True
+    hopper: bool = True  # whether prompts may use delta_hopper.cu where the card can run it
 
     def __call__(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Run one layer over a step's rows.  -> (T, value_width) bf16."""
@@ -90,10 +89,9 @@ class Delta:
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         shape, get = self.shape, self.library.get
-        stages = min(MOST_STAGES, max(1, self.shared_limit // STAGE_BYTES))
-        o = self._tiles(rows, weights, layer, step, stages)
+        o = self._tiles(rows, weights, layer, step)
         out, total = self.take(rows.z.shape, "bf16"), step.rows * shape.value_heads
-        get("delta_tiles.cu", "delta_norm", STAGES=stages).launch(
+        get("delta_tiles.cu", "delta_norm", STAGES=1).launch(
             -(-total // 64), 256, out, o, rows.z, weights.norm, total, shape.eps
         )
         get("delta_step.cu", "delta_ring").launch(
@@ -105,9 +103,14 @@ class Delta:
         )
         return out
 
-    def _tiles(
-        self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step, stages: int
-    ) -> DeviceArray:
+    def _walker(self) -> tuple[Kernel, int]:
+        """What walks the tiles of a prompt here: kernel, stages."""
+        stages = min(MOST_STAGES, max(1, self.shared_limit // STAGE_BYTES))
+        if self.hopper and stages == MOST_STAGES and self.library.supports("delta_hopper.cu"):
+            return self.library.get("delta_hopper.cu", "tiles_run"), stages
+        return self.library.get("delta_tiles.cu", "tiles_run", STAGES=stages), stages
+
+    def _tiles(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Run the delta rule tile by tile.  -> o (T, value_width) bf16."""
         shape, count, take, get = self.shape, step.rows, self.take, self.library.get
         keys, values, image = shape.key_heads, shape.value_heads, self.images.pack(layer)
@@ -124,7 +127,8 @@ class Delta:
             shared=SOLVE_BYTES,
         )
         out = take((count, shape.value_width), "bf16")
-        get("delta_tiles.cu", "tiles_run", STAGES=stages).launch(
+        walk, stages = self._walker()
+        walk.launch(
             (2, values),
             128,
             *(out, prepared + struct.pack("iiii", keys, values, tiles, 0)),

@@ -94,21 +94,40 @@ inline void product_64(float (&d)[8][4], u64 a, u64 b, int add) {
     });
 }
 
-inline void product_256(float (&d)[32][4], const u32 (&a)[4], u64 b) {
+namespace emu {
+
+// Rows g and g + 8 of a warp's A fragments.
+inline std::vector<float> fragment_rows(const u32 (&a)[4]) {
     struct Fragment { u32 a[4]; };
-    const emu::Slot* all = emu::exchange(~0u, emu::pack(Fragment{{a[0], a[1], a[2], a[3]}}));
-    int g = emu::lane() / 4, t = emu::lane() % 4;
+    const Slot* all = exchange(~0u, pack(Fragment{{a[0], a[1], a[2], a[3]}}));
     std::vector<float> rows(32);
     for (int r = 0; r < 2; r++)
         for (int k = 0; k < 16; k++) {
-            u32 word = emu::unpack<Fragment>(all[g * 4 + k % 8 / 2]).a[r + 2 * (k / 8)] >> 16 * (k % 2);
+            u32 word = unpack<Fragment>(all[lane() / 4 * 4 + k % 8 / 2]).a[r + 2 * (k / 8)] >> 16 * (k % 2);
             rows[r * 16 + k] = __uint_as_float(word << 16);
         }
-    emu::depart(&d[0][0], 128, true, [=] {
-        emu::Sums sums(128);
-        for (int i = 0; i < 128; i++)
-            for (int k = 0; k < 16; k++)
-                sums[i] += (double)rows[i / 2 % 2 * 16 + k] * emu::element(b, k, i / 4 * 8 + 2 * t + i % 2);
+    return rows;
+}
+
+// d (+)= a @ b for `count` columns of eight, b (16 rows of a tile) or, transposed, 16 columns of its rows.
+inline void product_of(float* d, int count, const u32 (&a)[4], u64 b, bool add, bool transposed) {
+    std::vector<float> rows = fragment_rows(a);
+    int t = lane() % 4;
+    depart(d, count * 4, add, [=] {
+        Sums sums(count * 4);
+        for (int i = 0; i < count * 4; i++)
+            for (int k = 0; k < 16; k++) {
+                int n = i / 4 * 8 + 2 * t + i % 2;
+                sums[i] += (double)rows[i / 2 % 2 * 16 + k] * (transposed ? element(b, n, k) : element(b, k, n));
+            }
         return sums;
     });
+}
+
+}  // namespace emu
+
+inline void product_256(float (&d)[32][4], const u32 (&a)[4], u64 b) { emu::product_of(&d[0][0], 32, a, b, true, false); }
+inline void product_128(float (&d)[16][4], const u32 (&a)[4], u64 b) { emu::product_of(&d[0][0], 16, a, b, true, false); }
+inline void product_64_of(float (&d)[8][4], const u32 (&a)[4], u64 b, int add) {
+    emu::product_of(&d[0][0], 8, a, b, add, true);
 }

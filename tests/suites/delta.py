@@ -13,9 +13,12 @@ from ninfer.ops import numpy_delta
 from ninfer.ops.cuda_delta import Delta, DeltaRows
 from ninfer.ops.cuda_state import DeltaWeights, ImagePool, Records, Shape, image_bytes
 from ninfer.ops.verbs import Step
-from tests.suites.bed import Bed, only_on_a_card, relative
+from tests.suites.bed import Bed, EmulatedBed, only_on_a_card, relative
 
 BF16, HEAD = ml_dtypes.bfloat16, 128
+
+
+WAYS = ("delta_tiles.cu", "delta_hopper.cu")  # what walks the tiles of a prompt
 
 
 class Net:
@@ -38,6 +41,13 @@ class Net:
         records = Records.take(bed.take, shape, 2, 3, 11)  # more than a kernel takes at once
         limit = bed.machine.shared_bytes
         self.run = Delta(bed.library, bed.take, shape, self.images, records, table, limit)
+
+    def walk_by(self, file: str) -> Net:
+        """Choose what walks the tiles of a prompt."""
+        if not self.bed.can_run(file):
+            pytest.skip(f"{file} does not run here")
+        self.run.hopper = file == "delta_hopper.cu"
+        return self
 
     def rows(self, count: int) -> dict[str, Any]:
         shape, rng = self.shape, self.rng
@@ -99,12 +109,16 @@ def cut(rows: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
 
 
 heads = pytest.mark.parametrize("key_heads, value_heads", [(1, 2), (2, 6), (16, 48), (16, 32)])
+ways = pytest.mark.parametrize("way", WAYS)
 
 
+@ways
 @heads
-def test_prompts_and_steps_follow_the_recurrence(bed: Bed, key_heads: int, value_heads: int) -> None:
+def test_prompts_and_steps_follow_the_recurrence(
+    bed: Bed, key_heads: int, value_heads: int, way: str
+) -> None:
     only_on_a_card(bed, key_heads > 2)
-    net, count = Net(bed, key_heads, value_heads), 150 if bed.real else 40
+    net, count = Net(bed, key_heads, value_heads).walk_by(way), 150 if bed.real else 40
     rows = net.rows(count)
     half = count // 2
     outs = [net.go("prefill", cut(rows, 0, half), [2], [0], [half])]
@@ -115,9 +129,10 @@ def test_prompts_and_steps_follow_the_recurrence(bed: Bed, key_heads: int, value
     assert not any(net.image(slot).any() for slot in (0, 1, 3))
 
 
-def test_prompts_of_like_keys_follow_the_recurrence(bed: Bed) -> None:
+@ways
+def test_prompts_of_like_keys_follow_the_recurrence(bed: Bed, way: str) -> None:
     """Keys that hardly differ, wide gates, little decay: where the inverse of a tile is most sensitive."""
-    net, count = Net(bed, 1, 3), 130
+    net, count = Net(bed, 1, 3).walk_by(way), 130
     rows, like = net.rows(count), net.rng.standard_normal((1, HEAD))
     rows["k"] = (like + 0.3 * net.rng.standard_normal((count, HEAD))).astype(BF16)
     rows["b"], rows["a"] = np.full((count, 3), 4.0, BF16), np.full((count, 3), -4.0, BF16)
@@ -127,10 +142,13 @@ def test_prompts_of_like_keys_follow_the_recurrence(bed: Bed) -> None:
     assert relative(net.state(1), state) <= 1e-2
 
 
+@ways
 @heads
-def test_prompts_do_not_depend_on_cuts_at_whole_tiles(bed: Bed, key_heads: int, value_heads: int) -> None:
+def test_prompts_do_not_depend_on_cuts_at_whole_tiles(
+    bed: Bed, key_heads: int, value_heads: int, way: str
+) -> None:
     only_on_a_card(bed, key_heads > 1)
-    whole, cutted = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
+    whole, cutted = (Net(bed, key_heads, value_heads).walk_by(way) for _ in range(2))
     rows = whole.rows(150)
     for net in (whole, cutted):  # begin inside a tile
         net.go("prefill", cut(rows, 0, 5), [1], [0], [5])
@@ -203,8 +221,20 @@ def test_a_row_has_the_same_bits_in_any_batch(bed: Bed) -> None:
 
 
 def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed) -> None:
-    nets = [Net(bed, 1, 2), Net(bed, 1, 2)]
+    nets = [Net(bed, 1, 2).walk_by("delta_tiles.cu") for _ in range(2)]
     nets[1].run.shared_limit = 99 << 10
     rows = nets[0].rows(150)
     first, second = (net.go("prefill", rows, [1], [0], [150]) for net in nets)
     assert (first == second).all() and (nets[0].image(1) == nets[1].image(1)).all()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_warpgroup_products_and_copies_meet_in_any_order(bed: Bed, order: int) -> None:
+    if bed.real:
+        pytest.skip("the card chooses the order itself")
+    found = []
+    for bed_of in (EmulatedBed(0), EmulatedBed(order)):
+        net = Net(bed_of, 1, 2).walk_by("delta_hopper.cu")
+        found.append((net.go("prefill", net.rows(330), [1], [0], [330]), net.image(1)))
+    (first, image), (other, changed) = found
+    assert (first == other).all() and (image == changed).all()
