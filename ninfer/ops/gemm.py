@@ -224,13 +224,16 @@ def _seconds(clock: Clock, run: Callable[[Any], None], algorithm: Any) -> float:
 
 
 @contextlib.contextmanager
-def trying(gemm: Gemm, clock: Clock) -> Iterator[None]:
-    """While this lasts, products of a new shape and number of rows choose their algorithm by trial."""
+def trying(gemm: Gemm, clock: Clock) -> Iterator[bool]:
+    """While this lasts, products of a new shape and number of rows choose their algorithm by trial.
+
+    Yields whether there is any choice.
+    """
     if not isinstance(gemm, CublasLt):
-        yield
+        yield False
         return
     gemm.clock = clock
     try:
-        yield
+        yield True
     finally:
         gemm.clock = None

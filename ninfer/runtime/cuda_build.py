@@ -301,9 +301,10 @@ def reset(program: CudaProgram) -> None:
 def warm(program: CudaProgram) -> None:
     """Run every body once, capture every graph, and forget all of it."""
     reset(program)
-    with trying(program.verbs.products.gemm, program.transfers):
+    with trying(program.verbs.products.gemm, program.transfers) as choices:
         _widest(program, range(1, program.geometry.lanes + 1), turns=2)
-        _short(program)
+        if choices:
+            _short(program)
     program.transfers.mark().wait()
     reset(program)
 
