@@ -83,28 +83,59 @@ __device__ float inverse_rms(float squares, int width, float eps) {
     __syncthreads();
     squares = 0;
     for (int w = 0; w < 8; w++) squares += sums[w];
-    return 1.0f / sqrtf(squares / static_cast<float>(width) + eps);
+    return rsqrtf(__fdividef(squares, static_cast<float>(width)) + eps);
 }
 
-// out (rows, 2 width) = (1 + w) RMSNorm of left (float32), then of right (bf16).  Grid rows.
+__device__ __forceinline__ float4 four(const float* x) { return *reinterpret_cast<const float4*>(x); }
+
+__device__ __forceinline__ float4 four(const bf16* x) {
+    uint2 raw = *reinterpret_cast<const uint2*>(x);
+    return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u), __uint_as_float(raw.y << 16),
+                       __uint_as_float(raw.y & 0xffff0000u));
+}
+
+__device__ __forceinline__ void store_normed(bf16* to, const float4& x, const float4& w, float scale) {
+    __nv_bfloat162 low = __floats2bfloat162_rn(x.x * scale * (1.0f + w.x), x.y * scale * (1.0f + w.y));
+    __nv_bfloat162 high = __floats2bfloat162_rn(x.z * scale * (1.0f + w.z), x.w * scale * (1.0f + w.w));
+    *reinterpret_cast<uint2*>(to) = make_uint2(*reinterpret_cast<u32*>(&low), *reinterpret_cast<u32*>(&high));
+}
+
+// (1 + w) RMSNorm of a row; the first HELD pieces of a thread are held, so that their loads don't wait for each other.
+template <typename T>
+__device__ __forceinline__ void norm_row(bf16* out, const T* x, const bf16* norm, int width, float eps) {
+    constexpr int HELD = 6;
+    float4 held[HELD];
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int k = (i * 256 + threadIdx.x) * 4;
+        held[i] = k < width ? four(x + k) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        squares = fmaf(held[i].x, held[i].x, fmaf(held[i].y, held[i].y, fmaf(held[i].z, held[i].z, fmaf(held[i].w, held[i].w, squares))));
+    for (int k = (HELD * 256 + threadIdx.x) * 4; k < width; k += 1024) {
+        float4 v = four(x + k);
+        squares = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, squares))));
+    }
+    float scale = inverse_rms(squares, width, eps);
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int k = (i * 256 + threadIdx.x) * 4;
+        if (k < width) store_normed(out + k, held[i], four(norm + k), scale);
+    }
+    for (int k = (HELD * 256 + threadIdx.x) * 4; k < width; k += 1024) store_normed(out + k, four(x + k), four(norm + k), scale);
+}
+
+// out (rows, 2 width) = (1 + w) RMSNorm of left (float32), then of right (bf16); width % 8 == 0.  Grid (rows, 2).
 extern "C" __global__ void __launch_bounds__(256) concat_norms(bf16* out, const float* left, const bf16* left_norm,
                                                               const bf16* right, const bf16* right_norm, int width,
                                                               float eps) {
     release_successor();
     await_predecessor();
-    left += at(blockIdx.x, width);
-    right += at(blockIdx.x, width);
     out += at(blockIdx.x, 2 * width);
-    float a = 0, b = 0;
-    for (int i = threadIdx.x; i < width; i += 256) {
-        float y = __bfloat162float(right[i]);
-        a = fmaf(left[i], left[i], a);
-        b = fmaf(y, y, b);
-    }
-    a = inverse_rms(a, width, eps);
-    b = inverse_rms(b, width, eps);
-    for (int i = threadIdx.x; i < width; i += 256) {
-        out[i] = __float2bfloat16(left[i] * a * (1.0f + __bfloat162float(left_norm[i])));
-        out[width + i] = __float2bfloat16(__bfloat162float(right[i]) * b * (1.0f + __bfloat162float(right_norm[i])));
-    }
+    if (blockIdx.y)
+        norm_row(out + width, right + at(blockIdx.x, width), right_norm, width, eps);
+    else
+        norm_row(out, left + at(blockIdx.x, width), left_norm, width, eps);
 }

@@ -38,7 +38,9 @@ class CudaVerbs:
     sampler: Sampler
     _wide: bool = False
 
-    def _launch(self, name: str, grid: int, *arguments: DeviceArray | int | float | bytes | None) -> None:
+    def _launch(
+        self, name: str, grid: int | tuple[int, int], *arguments: DeviceArray | int | float | bytes | None
+    ) -> None:
         library = self.delta.library
         library.get("hidden.cu", name).launch(grid, 256, *arguments, dependent=self.delta.dependent)
 
@@ -144,7 +146,9 @@ class CudaVerbs:
         if right.shape != left.shape:
             raise ValueError(f"concat_norms: {left.shape} beside {right.shape}")
         out = self.take((rows, 2 * width), "bf16")
-        self._launch("concat_norms", rows, out, left, left_norm, right, right_norm, width, self.shape.eps)
+        self._launch(
+            "concat_norms", (rows, 2), out, left, left_norm, right, right_norm, width, self.shape.eps
+        )
         return out
 
     def project(self, y: Array, weight: Weight) -> Array:

@@ -302,15 +302,21 @@ def warm(program: CudaProgram) -> None:
     """Run every body once, capture every graph, and forget all of it."""
     reset(program)
     with trying(program.verbs.products.gemm, program.transfers) as choices:
-        _widest(program, range(1, program.geometry.lanes + 1), turns=2)
+        batches = range(1, program.geometry.lanes + 1)
+        _widest(program, batches, turns=2, widths=range(program.geometry.drafts))
         if choices:
             _short(program)
     program.transfers.mark().wait()
     reset(program)
 
 
-def _widest(program: CudaProgram, batches: Sequence[int], turns: int, item: int = 0) -> None:
-    """Run the widest prompt piece, with a picture of ``item`` tokens, and decode rounds of some batches."""
+def _widest(
+    program: CudaProgram, batches: Sequence[int], turns: int, item: int = 0, widths: Sequence[int] = ()
+) -> None:
+    """Run the widest prompt piece, with a picture of ``item`` tokens, and decode rounds of some batches.
+
+    ``widths`` are drafts a round beside none and the most.
+    """
     g = program.geometry
     for lane in range(g.lanes):
         program.run(Bind(lane, Sampling(temperature=1.0, presence=0.5)))
@@ -321,7 +327,7 @@ def _widest(program: CudaProgram, batches: Sequence[int], turns: int, item: int 
     program.run(Prefill(0, 0, 0, ids, pages, sample=True, media=media))
     if eyes is not None:
         eyes.forget(0)
-    drafts = {0, g.drafts} if program.drafter else {0}
+    drafts = {0, g.drafts, *widths} if program.drafter else {0}
     for count, draft, _ in itertools.product(batches, drafts, range(turns)):
         rows = tuple(Row(lane, lane % g.slots, 0, pages, 0, draft=draft) for lane in range(count))
         found = program.run(Decode(rows)).rows

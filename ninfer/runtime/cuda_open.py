@@ -40,7 +40,8 @@ from ninfer.settings import EngineOptions
 from ninfer.spec.drafter import DRAFTERS, Drafter
 
 HEADROOM_BYTES = 384 << 20  # modules, cuBLAS and the driver's own
-GRAPH_BYTES = 16 << 20  # of one lane's graphs
+GRAPH_BYTES = 16 << 20  # of one lane's graphs: of steps, and of rounds of the widest draft
+DRAFT_GRAPH_BYTES = 4 << 20  # of one lane's graph of another width
 EXTRA_BYTES = 64 << 20  # a block for weights that had to be gathered
 _HELD: list[RawBlock] = []
 
@@ -219,7 +220,8 @@ def plan_memory(
     sizes = sizes_of(options, config, vocab, drafter is not None)
     check(config, sizes, options.page_tokens)
     kept, scratch = rehearse(machine, config, decoder, drafter, sizes, tower)
-    headroom = HEADROOM_BYTES + GRAPH_BYTES * sizes.lanes * bool(machine.capture)
+    graphs = GRAPH_BYTES + DRAFT_GRAPH_BYTES * sizes.drafts
+    headroom = HEADROOM_BYTES + graphs * sizes.lanes * bool(machine.capture)
     layers = config.layer_kinds.count("full_attention") + (drafter is not None)
     step = page_bytes(sizes.kv_kind, layers, config.kv_heads)
     free = card.free_bytes()
