@@ -51,9 +51,9 @@ def main() -> None:
         (args.prefill,),
         args.kv,
         args.layers,
-        args.draft,
-        131_072,
-        kernel_pack(),
+        drafts=args.draft,
+        proposal_rows=131_072,
+        pack=kernel_pack(),
     )
     stage = open_stage(asked, print)
     if not args.timeline:
