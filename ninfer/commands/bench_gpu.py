@@ -165,8 +165,9 @@ def _reuse(row: dict[str, Any]) -> str:
     """Two lines for people."""
     return (
         f"  reuse {row['tokens']:6}: first token {row['full_hit_milliseconds']:.3f} ms "
-        f"({row['full_hit_steps']:.2f} steps + image copy), with one token to compute "
-        f"{row['one_token_milliseconds']:.3f} ms ({row['one_token_steps']:.2f}); step "
+        f"({row['full_hit_steps']:.2f} steps + image copy), with a tail of 5 tokens "
+        f"{row['tail_milliseconds']:.3f} ms ({row['tail_steps']:.2f}), with any 5 "
+        f"{row['few_milliseconds']:.3f} ms ({row['few_steps']:.2f}); step "
         f"{row['step_milliseconds']:.3f} ms, image copy {row['image_copy_milliseconds']:.3f} ms\n"
         f"  host  {row['tokens']:6}: {row['host_megabytes']:.0f} MB, "
         f"back at {row['load_gb_per_second']:.1f} GB/s ({row['load_fraction']:.3f} of one copy), "

@@ -93,6 +93,7 @@ def feed(seq: Sequence, upto: int) -> Flight:
         next_id=None if sample or upto >= seq.known else seq.ids(upto, upto + 1)[0],
         sample=sample,
         media=tuple(span for span in prompt.media if span.start < upto and span.stop > start),
+        tail=seq.tail <= start and upto <= seq.prompt_tokens and not control,
     )
     return Flight(unit, (seq,), control, seq.state)
 

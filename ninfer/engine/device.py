@@ -21,6 +21,7 @@ from ninfer.engine.job import Sampling
 from ninfer.prompt.prepared import MediaSpan
 
 Raw = bytes | bytearray | memoryview
+TAIL_TOKENS = 16  # most rows of a tail
 
 
 @attrs.frozen
@@ -66,7 +67,8 @@ class Prefill:
     when it is the one to be sampled): drafters need it.  With ``sample`` the result holds one
     token chosen with RNG purpose 0 at position ``start + len(ids)``.  Empty ``ids`` with
     ``sample`` samples from the slot's saved hidden state.  ``media`` lists the items whose
-    placeholder rows meet this unit.
+    placeholder rows meet this unit.  ``tail`` says that these are the few rows behind the input mark,
+    of which there are always the same: a device may compute them as it computes decode rows.
     """
 
     lane: int
@@ -79,6 +81,7 @@ class Prefill:
     next_id: int | None = None
     sample: bool = False
     media: tuple[MediaSpan, ...] = ()
+    tail: bool = False
 
 
 @attrs.frozen

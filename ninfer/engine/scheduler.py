@@ -207,6 +207,10 @@ class Scheduler:
         if seq.state is State.STEERING:
             return seq.known + len(seq.control)
         upto = min(seq.feed_stop, seq.frontier + self._chunk_beside(seq))
+        if seq.frontier < seq.tail < upto:
+            upto = seq.tail
+        elif seq.tail <= seq.frontier < seq.prompt_tokens:
+            upto = min(upto, seq.prompt_tokens)
         return min(upto, seq.next_cut()) if seq.state is State.PREFILLING else upto
 
     def _chunk_beside(self, seq: Sequence) -> int:

@@ -15,10 +15,12 @@ import enum
 
 import attrs
 
+from ninfer.engine.device import TAIL_TOKENS
 from ninfer.engine.identity import Identity, identify
 from ninfer.engine.job import Feed, Finish, Job, Moved, Spent, Summary, Verdict
 from ninfer.engine.prefix import Kind, Node
 from ninfer.faults import Broken
+from ninfer.prompt.prepared import MarkKind, Prepared
 
 
 class State(enum.Enum):
@@ -51,6 +53,15 @@ MOVES: dict[State, set[State]] = {
 }
 FEEDING = {State.PREFILLING, State.STEERING, State.REPLAYING}
 RESIDENT = FEEDING | {State.DECODING, State.RESTORING}
+
+
+def _tail(prompt: Prepared) -> int:
+    """Return where the tail of a prompt begins: a function of the prompt alone, so its bits are as well."""
+    stop = len(prompt.ids)
+    marks = [mark.index for mark in prompt.marks if mark.kind is MarkKind.INPUT and mark.index < stop]
+    begin = max(marks, default=stop)
+    media = any(span.stop > begin for span in prompt.media)
+    return begin if begin and stop - begin <= TAIL_TOKENS and not media else stop
 
 
 @attrs.define(eq=False)
@@ -118,6 +129,7 @@ class Sequence:
     steered: tuple[int, int] = (0, 0)  # outputs[a:b] are control tokens
     reasoning: bool = attrs.field(init=False)
     whole: Identity = attrs.field(init=False)  # of the prompt
+    tail: int = attrs.field(init=False)  # where the few tokens behind its input mark begin, or its end
     thinking_tokens: int = 0  # accepted in the reasoning channel, control included
     model_thinking_tokens: int = 0
     keep: int | None = None  # positions of its last verification that its state is to take in
@@ -139,6 +151,7 @@ class Sequence:
     def __attrs_post_init__(self) -> None:
         self.reasoning = self.job.prompt.thinking
         self.whole = identify(self.job.prompt)
+        self.tail = _tail(self.job.prompt)
 
     def move(self, state: State) -> None:
         """Go to ``state``; raise ``Broken`` when the table has no such move."""

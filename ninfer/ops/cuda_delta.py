@@ -85,6 +85,8 @@ class Delta:
             record,
             dependent=self.dependent,
         )
+        if step.kind == "tail":
+            self._ring(rows, layer, step)
         return out
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
@@ -94,14 +96,19 @@ class Delta:
         get("delta_tiles.cu", "delta_norm", STAGES=1).launch(
             -(-total // 64), 256, out, o, rows.z, weights.norm, total, shape.eps
         )
-        get("delta_step.cu", "delta_ring").launch(
+        self._ring(rows, layer, step)
+        return out
+
+    def _ring(self, rows: DeltaRows, layer: int, step: Step) -> None:
+        """Move the convolution history behind the rows of the one sequence."""
+        shape = self.shape
+        self.library.get("delta_step.cu", "delta_ring").launch(
             (-(-shape.channels // 256), 1, 1),
             256,
             *(rows.q, rows.k, rows.v, shape.key_width, shape.value_width, shape.key_width),
             *(shape.channels, 0, 0, self.images.pack(layer), 0, None, step.slots),
             *(step.offsets.rows(1, 2), step.frontiers),
         )
-        return out
 
     def _walker(self) -> tuple[Kernel, int]:
         """What walks the tiles of a prompt here: kernel, stages."""

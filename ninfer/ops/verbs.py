@@ -44,6 +44,7 @@ class Step:
     """One forward pass over T rows of S sequences.
 
     kind       "prefill" (S = 1, chunk form allowed), "decode" (one row a sequence),
+               "tail" (a few rows of one sequence, computed as decode rows are),
                "verify" (several rows a sequence; recurrent state is recorded, not written)
     ids        (T,)    int32 token ids
     positions  (3, T)  int32 temporal, height and width position of each row

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer import __version__
-from ninfer.engine.device import Bind, Decode, Geometry, Prefill, Row, Settle
+from ninfer.engine.device import TAIL_TOKENS, Bind, Decode, Geometry, Prefill, Row, Settle
 from ninfer.engine.job import Sampling
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import DeviceArray
@@ -325,6 +325,7 @@ def _widest(
     ids, eyes = (0,) * max(1, piece), program.eyes
     media = () if eyes is None else (eyes.widest(item or len(ids)),)
     program.run(Prefill(0, 0, 0, ids, pages, sample=True, media=media))
+    program.run(Prefill(0, 0, 0, ids[:TAIL_TOKENS], pages, sample=True, tail=True))
     if eyes is not None:
         eyes.forget(0)
     drafts = {0, g.drafts, *widths} if program.drafter else {0}

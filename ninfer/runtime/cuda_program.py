@@ -233,6 +233,7 @@ class CudaProgram:
         if unit.ids:
             needed = -(-(unit.start + len(unit.ids)) // PAGE_TOKENS)
             host = prefill_step(attrs.evolve(unit, pages=unit.pages[:needed]))
+            host = attrs.evolve(host, kind="tail") if unit.tail else host
             step = packer.step(host)
             if media is not None:
                 step = attrs.evolve(step, embeds=(packer.put(media[0]), media[1]))

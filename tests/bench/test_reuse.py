@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import pytest
 
 from ninfer.bench import reuse
@@ -53,14 +54,14 @@ def test_what_is_timed_is_what_an_engine_submits(monkeypatch):
     at = next(i for i, unit in enumerate(units) if isinstance(unit, Prefill) and unit.sample)
     assert [type(unit) for unit in units[at - 2 : at + 1]] == [Bind, CopyImage, Prefill]
     assert units[at].ids == () and units[at].start == 100
-    one = next(unit for unit in units if isinstance(unit, Prefill) and unit.sample and unit.ids)
-    assert (one.start, len(one.ids)) == (99, 1)
+    one, *_, tail = (unit for unit in units if isinstance(unit, Prefill) and unit.sample and unit.ids)
+    assert (one.start, len(one.ids), one.tail, tail) == (95, 5, False, attrs.evolve(one, tail=True))
     assert sorted(one.pages) == list(range(16)) and one.pages != tuple(range(16))
     kept = one.pages[:13]
     assert all(unit.target not in kept for unit in units if isinstance(unit, CopyPage))
     moves = [unit for unit in units if isinstance(unit, HostSave | HostLoad)]
     assert {unit.pages for unit in moves} == {kept}
-    assert row["full_hit_milliseconds"] == row["one_token_milliseconds"] == 1000.0
+    assert row["full_hit_milliseconds"] == row["tail_milliseconds"] == row["few_milliseconds"] == 1000.0
     size = 1000 + 13 * 256
     assert row["load_gb_per_second"] == row["save_gb_per_second"] == pytest.approx(size / 1e9)
     assert row["load_fraction"] == pytest.approx(size / (13 * 256))
@@ -69,8 +70,9 @@ def test_what_is_timed_is_what_an_engine_submits(monkeypatch):
 def test_the_figures_read_as_sentences():
     row = {
         "tokens": 8192, "step_milliseconds": 6.0, "image_copy_milliseconds": 0.2,
-        "full_hit_milliseconds": 1.4, "full_hit_steps": 0.2, "one_token_milliseconds": 7.7,
-        "one_token_steps": 1.25, "host_megabytes": 687.0, "save_gb_per_second": 50.0,
+        "full_hit_milliseconds": 1.4, "full_hit_steps": 0.2, "tail_milliseconds": 7.7,
+        "tail_steps": 1.25, "few_milliseconds": 70.0, "few_steps": 11.6,
+        "host_megabytes": 687.0, "save_gb_per_second": 50.0,
         "save_fraction": 0.95, "load_gb_per_second": 51.0, "load_fraction": 0.96,
         "h2d_gb_per_second": 53.0, "d2h_gb_per_second": 52.0,
     }  # fmt: skip
@@ -81,4 +83,7 @@ def test_the_figures_read_as_sentences():
         "weight_gb_per_step": 27.0, "prefill": [], "decode": [], "reuse": [row],
     }  # fmt: skip
     text = as_text(found)
-    assert "with one token to compute 7.700 ms (1.25)" in text and "0.960 of one copy" in text
+    assert (
+        "with a tail of 5 tokens 7.700 ms (1.25), with any 5 70.000 ms" in text
+        and "0.960 of one copy" in text
+    )

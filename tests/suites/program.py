@@ -287,3 +287,22 @@ def test_signatures_keep_cards_formats_and_backends_apart(bed: Bed) -> None:
     assert build_numpy(open_model("tiny-qwen3_5"), options, lambda text: None).signature.startswith(
         "numpy "
     )
+
+
+@models
+@pytest.mark.parametrize("rows", [2, 5, 9])
+@pytest.mark.slow
+def test_the_tail_of_a_prompt_ends_in_the_bits_of_as_many_steps(bed: Bed, name: str, rows: int) -> None:
+    only_on_a_card(bed, name.endswith("moe") or rows == 9)
+    ids, pages = prompt(62 + rows, 6), (0, 1)
+    tailed, stepped = (program_of(bed, name, max_context=192, spec="mtp", draft_tokens=2) for _ in range(2))
+    for program in (tailed, stepped):
+        for unit in (Clear(0), Bind(0, Sampling()), Prefill(0, 0, 0, ids[:62], pages, next_id=ids[62])):
+            program.run(unit)
+    (found,) = tailed.run(Prefill(0, 0, 62, ids[62:], pages, sample=True, tail=True)).rows
+    for at, token in enumerate(ids[62:], 62):
+        (last,) = stepped.run(Decode((Row(0, 0, at, pages, token),))).rows
+    assert found.tokens == last.tokens
+    assert (image(bed, tailed) == image(bed, stepped)).all()
+    kept = [bed.back(program.pages.data)[:2] for program in (tailed, stepped)]
+    assert (kept[0] == kept[1]).all()
