@@ -9,6 +9,8 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+import trio
+import trio.testing
 
 from ninfer.engine.context_store import ContextStore
 from ninfer.engine.device import HostLoad, Prefill
@@ -50,13 +52,19 @@ async def life(bed: Bed, folder: Path, warnings: list[str], **options: Any) -> t
     return heard, device
 
 
-@pytest.mark.slow
-async def test_another_program_goes_on_from_the_files(
-    autojump_clock: Any, bed: Bed, tmp_path: Path
-) -> None:
+def lives(bed: Bed, folder: Path, *formats: str) -> tuple[list[tuple[Heard, Inline]], list[str]]:
+    """One life after the other, each in a cache format; what was heard, and the warnings."""
     warnings: list[str] = []
-    first, _ = await life(bed, tmp_path, warnings)
-    again, device = await life(bed, tmp_path, warnings)
+
+    async def run() -> list[tuple[Heard, Inline]]:
+        return [await life(bed, folder, warnings, kv_dtype=name) for name in formats]
+
+    return trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0)), warnings
+
+
+@pytest.mark.slow
+def test_another_program_goes_on_from_the_files(bed: Bed, tmp_path: Path) -> None:
+    ((first, _), (again, device)), warnings = lives(bed, tmp_path, "bf16", "bf16")
     assert again.tokens == first.tokens and len(first.tokens) == 3
     assert (first.admitted.cached_tokens, again.admitted.cached_tokens) == (0, 66)
     assert again.end.summary.disk_tokens == 66
@@ -66,17 +74,10 @@ async def test_another_program_goes_on_from_the_files(
 
 
 @pytest.mark.slow
-async def test_files_of_another_format_are_left_alone(
-    autojump_clock: Any, bed: Bed, tmp_path: Path
-) -> None:
-    warnings: list[str] = []
-    await life(bed, tmp_path, warnings, kv_dtype="int8")
-    files = names(tmp_path)
-    heard, _ = await life(bed, tmp_path, warnings)
+def test_files_of_another_format_are_left_alone(bed: Bed, tmp_path: Path) -> None:
+    lives(bed, tmp_path, "int8")
+    files = {path.name for path in tmp_path.iterdir()}
+    (((heard, _),), warnings) = lives(bed, tmp_path, "bf16")
     assert heard.admitted.cached_tokens == 0
     assert len(warnings) == len(files) and all("another model or format" in text for text in warnings)
-    assert files < names(tmp_path)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    assert files < {path.name for path in tmp_path.iterdir()}
