@@ -96,8 +96,8 @@ __device__ __forceinline__ uint4 in_code_order(uint4 x) {
 }
 
 // Sixteen codes of 4, 5 or 6 bits as signed bytes, 16 times too large for 4; eight of 8 bits as they are.
-// The bits above a nibble select its upper half: a byte permutation takes four of them at once, each nibble
-// of its selector naming one of eight bytes that hold what the bits of that number mean.
+// The bits above a nibble become its upper half by a byte permutation, four at once: each nibble of its
+// selector names one of eight bytes, or asks for that byte's sign, which says the same of 5 bits.
 template <int F>
 __device__ __forceinline__ void signed_bytes(u32 (&out)[4], uint2 codes, u32 high) {
     constexpr u32 LOW = 0x0f0f0f0fu;
@@ -108,17 +108,17 @@ __device__ __forceinline__ void signed_bytes(u32 (&out)[4], uint2 codes, u32 hig
         out[2] = (codes.y << 4) & ~LOW, out[3] = codes.y & ~LOW;
     } else if constexpr (F == Q5) {  // columns 0 4 8 12, 1 5 9 13, 2 6 10 14, 3 7 11 15
         u32 even = __byte_perm(codes.x, codes.y, 0x6420), odd = __byte_perm(codes.x, codes.y, 0x7531);
-        out[0] = (even & LOW) | (__byte_perm(0xff00ff00u, 0xff00ff00u, high) & ~LOW);
-        out[1] = ((even >> 4) & LOW) | (__byte_perm(0xffff0000u, 0xffff0000u, high) & ~LOW);
-        out[2] = (odd & LOW) | (__byte_perm(0, 0xffffffffu, high) & ~LOW);
-        out[3] = ((odd >> 4) & LOW) | (__byte_perm(0, 0xffffffffu, high >> 1) & ~LOW);
+        out[0] = blend(even, pick_bytes(0, ~0u, high << 2), LOW);
+        out[1] = blend(even >> 4, pick_bytes(0, ~0u, high << 1), LOW);
+        out[2] = blend(odd, pick_bytes(0, ~0u, high), LOW);
+        out[3] = blend(odd >> 4, pick_bytes(0, ~0u, high >> 1), LOW);
     } else {  // as 4 bits
         constexpr u32 UPPER = 0xf0e01000u;
         u32 even = high & 0x33333333u, odd = (high >> 2) & 0x33333333u;
-        out[0] = (codes.x & LOW) | __byte_perm(UPPER, 0, even);
-        out[1] = ((codes.x >> 4) & LOW) | __byte_perm(UPPER, 0, odd);
-        out[2] = (codes.y & LOW) | __byte_perm(UPPER, 0, even >> 16);
-        out[3] = ((codes.y >> 4) & LOW) | __byte_perm(UPPER, 0, odd >> 16);
+        out[0] = (codes.x & LOW) | pick_bytes(UPPER, 0, even);
+        out[1] = ((codes.x >> 4) & LOW) | pick_bytes(UPPER, 0, odd);
+        out[2] = (codes.y & LOW) | pick_bytes(UPPER, 0, even >> 16);
+        out[3] = ((codes.y >> 4) & LOW) | pick_bytes(UPPER, 0, odd >> 16);
     }
 }
 

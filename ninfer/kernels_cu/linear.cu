@@ -143,12 +143,13 @@ template <int F>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the meeting place
+    constexpr int UNIT = L::COLUMNS * 2;      // bytes of x
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
     int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.split;
     Share share(call, number, team);
     Part<F> all(call, share.first, share.last);
-    int stages = call.stages, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
+    int stages = call.stages, hop = SPANS * share.teams * UNIT, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
 
     float4* meet = reinterpret_cast<float4*>(shared) + owner * SPANS * 32;
     float4* carry = reinterpret_cast<float4*>(shared) + 2 * SIDE + owner * 32;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     await_predecessor();
     stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, all.columns());
 
-    Operand<F> mine(x, scales, call.rows, all.columns(), lane);
+    Operand<F> mine(x, scales, call.rows, all.columns(), span, lane);
     int slot = 0, parity = 0, round = 0;
     for (int turn = 0;; turn = turn + 1 == crew ? 0 : turn + 1) {
         phase_wait(&control.full[team][slot], parity);
@@ -168,11 +169,11 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
         for (int p = share.first; p < share.last; p++, round++) {
             Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
             float sum[4] = {};
-            for (int s = 0, steps = share.steps(part.units); s < steps; s++) {
-                int unit = share.unit(s) + span;
+            int begin = (part.begin - all.begin) * UNIT, end = begin + part.units * UNIT;
+            int at = begin + (share.unit(0) + span) * UNIT, stop = at + share.steps(part.units) * hop;
+            for (; at != stop; at += hop) {
                 phase_wait(&control.full[team][slot], parity);
-                if (unit < part.units)
-                    multiply<F>(sum, ring + slot * L::STAGE, mine, (part.begin - all.begin + unit) * L::COLUMNS * 2, span, lane);
+                if (at < end) multiply<F>(sum, ring + slot * L::STAGE, mine, at);
                 __syncwarp();
                 if (lane == 0) phase_arrive(&control.empty[team][slot]);
                 if (++slot == stages) slot = 0, parity ^= 1;

@@ -9,28 +9,29 @@
 #pragma once
 #include "linear_ring.cuh"
 
-// An integer added to the bits of these adds as much to the first and a 256th of it to the second.
-constexpr float UPPER_BASE = 12582912.0f, LOWER_BASE = 49152.0f;
-
 // The row of x of the lane's first and second sum of a weight row.
 template <int F>
 __device__ __forceinline__ int row_of(int lane, int second) {
     return Layout<F>::FIXED ? lane % 4 + second * 4 : lane % 4 * 2 + second;
 }
 
-// Where a lane finds its pieces of x.
+// Where a lane finds its pieces of a stage and of x.
 template <int F>
 struct Operand {
-    const u8 *x, *more;   // of the first four rows in fixed point, and of the others; or of the lane's row
-    const float* scales;
-    bool many;            // whether there are others
-    __device__ Operand(const u8* rows, const float* scale, int count, int columns, int lane) : scales(scale), many(count > 4) {
+    const u8 *x, *more;       // of the first four rows in fixed point, and of the others; or of the lane's row
+    const u8* scales;
+    u32 codes, high, factor;  // offsets in a stage
+    bool many;                // more than four rows
+    __device__ Operand(const u8* rows, const float* scale, int count, int columns, int span, int lane)
+        : scales(reinterpret_cast<const u8*>(scale) + lane % 4 * (Layout<F>::NIBBLES ? 16 : 8)), many(count > 4) {
         using L = Layout<F>;
-        int stride = L::x_stride(columns), row = L::FIXED ? lane / 8 : lane / 4;
-        int piece = L::FIXED ? lane / 4 % 2 * 64 + lane % 4 * 16 : lane % 4 * (F == NVFP4 ? 32 : F == FP8 ? 16 : 8);
+        int stride = L::x_stride(columns), g = lane / 4, t = lane % 4, row = L::FIXED ? g / 2 : g;
+        int piece = L::FIXED ? g % 2 * 64 + t * 16 : t * (F == NVFP4 ? 32 : F == FP8 ? 16 : 8);
         x = rows + min(row, count - 1) * stride + piece;
         more = rows + min(row + 4, count - 1) * stride + piece;
-        if constexpr (L::X_SCALES > 0) scales += lane % 4 * 2;
+        codes = g * CODE_ROW + span * 64 + t * 8;
+        high = L::HIGH + g * L::HIGH_ROW + (F == Q5 ? span * 16 + t * 2 : span * 32 + t * 4);
+        factor = L::SCALES + g * L::SCALE_ROW + (F == NVFP4 ? span * 8 + t : span * 4);
     }
 };
 
@@ -46,11 +47,11 @@ __device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, 
     }
 }
 
-// The bits above the nibbles of the lane's 16 columns; ``row`` is the row of them.
+// The bits above the nibbles of the lane's 16 columns of half h of a unit.
 template <int F>
-__device__ __forceinline__ u32 high_bits(const u8* row, int span, int h, int lane) {
-    if constexpr (F == Q5) return reinterpret_cast<const u16*>(row + span * 16 + h * 8)[lane % 4];
-    if constexpr (F == Q6) return reinterpret_cast<const u32*>(row + span * 32 + h * 16)[lane % 4];
+__device__ __forceinline__ u32 high_bits(const u8* high, int h) {
+    if constexpr (F == Q5) return *reinterpret_cast<const u16*>(high + h * 8);
+    if constexpr (F == Q6) return *reinterpret_cast<const u32*>(high + h * 16);
     return 0;
 }
 
@@ -62,46 +63,49 @@ __device__ __forceinline__ void add_fixed(float& low, float& up, const u32 (&bit
 
 // Both halves of a unit, for four rows of x: the first four or the others.
 template <int F>
-__device__ __forceinline__ void multiply_four(float& low, float& up, const u32 (&a)[2][2][4], const u8* x, const float2* scales, const float (&factor)[2][2]) {
-    constexpr bool WIDE = F == Q8;  // both halves within 64 columns of x
+__device__ __forceinline__ void multiply_four(float& low, float& up, const u32 (&a)[2][2][4], const u8* x, const u8* undo, const float (&factor)[2][2]) {
     u32 part[2][4];
-    uint4 b[2];
-    b[0] = *reinterpret_cast<const uint4*>(x), b[1] = WIDE ? b[0] : *reinterpret_cast<const uint4*>(x + 128);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        mma_s8_from(part[h], a[h][0], WIDE && h ? b[h].z : b[h].x, WIDE && h ? b[h].w : b[h].y, __float_as_uint(UPPER_BASE), __float_as_uint(LOWER_BASE));
-    if constexpr (!WIDE)
-#pragma unroll
-        for (int h = 0; h < 2; h++) mma_s8(part[h], a[h][1], b[h].z, b[h].w);
-#pragma unroll
-    for (int h = 0; h < 2; h++) add_fixed(low, up, part[h], scales[WIDE ? 0 : h * 8], factor[h][0], factor[h][1]);
+    uint4 b = *reinterpret_cast<const uint4*>(x);
+    mma_s8_from(part[0], a[0][0], b.x, b.y, __float_as_uint(UPPER_BASE), __float_as_uint(LOWER_BASE));
+    float4 of;
+    if constexpr (F == Q8) {  // both halves within 64 columns of x
+        mma_s8_from(part[1], a[1][0], b.z, b.w, __float_as_uint(UPPER_BASE), __float_as_uint(LOWER_BASE));
+        of.x = of.z = reinterpret_cast<const float2*>(undo)->x, of.y = of.w = reinterpret_cast<const float2*>(undo)->y;
+    } else {
+        uint4 c = *reinterpret_cast<const uint4*>(x + 128);
+        mma_s8_from(part[1], a[1][0], c.x, c.y, __float_as_uint(UPPER_BASE), __float_as_uint(LOWER_BASE));
+        mma_s8(part[0], a[0][1], b.z, b.w);
+        mma_s8(part[1], a[1][1], c.z, c.w);
+        of = *reinterpret_cast<const float4*>(undo);
+    }
+    add_fixed(low, up, part[0], make_float2(of.x, of.y), factor[0][0], factor[0][1]);
+    add_fixed(low, up, part[1], make_float2(of.z, of.w), factor[1][0], factor[1][1]);
 }
 
 // sum += the warp's unit of a stage times its columns of x, integers by fixed point.
 template <int F>
-__device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage, const Operand<F>& x, int at, int span, int lane) {
+__device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage, const Operand<F>& x, u32 at) {
     using L = Layout<F>;
     u32 a[2][2][4];
     float factor[2][2];
-    const u8* codes = stage + lane / 4 * CODE_ROW + span * 64 + lane % 4 * 8;
-    const u8* scales = stage + L::SCALES + lane / 4 * L::SCALE_ROW + span * 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        u32 both = *reinterpret_cast<const u32*>(scales + half * 8 * L::SCALE_ROW);
+        u32 both = *reinterpret_cast<const u32*>(stage + x.factor + half * 8 * L::SCALE_ROW);
         factor[0][half] = half_float(both), factor[1][half] = half_float(both >> 16);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            u32 bytes[4], high = high_bits<F>(stage + L::HIGH + (half * 8 + lane / 4) * L::HIGH_ROW, span, h, lane);
-            signed_bytes<F>(bytes, *reinterpret_cast<const uint2*>(codes + half * 8 * CODE_ROW + h * 32), high);
+            u32 bytes[4], high = high_bits<F>(stage + x.high + half * 8 * L::HIGH_ROW, h);
+            uint2 codes = *reinterpret_cast<const uint2*>(stage + x.codes + half * 8 * CODE_ROW + h * 32);
+            signed_bytes<F>(bytes, codes, high);
             a[h][0][half] = bytes[0], a[h][0][half + 2] = bytes[1];
             if constexpr (F != Q8) a[h][1][half] = bytes[2], a[h][1][half + 2] = bytes[3];
         }
-    const float2* undo = reinterpret_cast<const float2*>(x.scales + at / 128 * 16);
+    const u8* undo = x.scales + at / (128 / L::X_SCALES);
     multiply_four<F>(sum[0], sum[2], a, x.x + at, undo, factor);
-    if (x.many) multiply_four<F>(sum[1], sum[3], a, x.more + at, undo + 4, factor);
+    if (x.many) multiply_four<F>(sum[1], sum[3], a, x.more + at, undo + (F == Q8 ? 32 : 64), factor);
 }
 
 __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[4], float2 x) {
@@ -155,18 +159,17 @@ __device__ __forceinline__ void multiply_nvfp4(float (&sum)[4], const u8* codes,
             else mma_fp16(part[h], a, b.x, b.y);
             mma_fp16(part[h], c, b.z, b.w);
         }
-#pragma unroll
-    for (int h = 0; h < 2; h++) add_scaled(sum, part[h], *reinterpret_cast<const float2*>(scales + h * ROWS));
+    float4 of = *reinterpret_cast<const float4*>(scales);
+    add_scaled(sum, part[0], make_float2(of.x, of.y)), add_scaled(sum, part[1], make_float2(of.z, of.w));
 }
 
 // sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.
 template <int F>
-__device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const Operand<F>& x, int at, int span, int lane) {
+__device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const Operand<F>& x, u32 at) {
     using L = Layout<F>;
-    const u8* codes = stage + lane / 4 * CODE_ROW + span * 64 + lane % 4 * 8;
-    const float* scales = x.scales + at / 128 * ROWS;
-    if constexpr (L::FIXED) multiply_fixed<F>(sum, stage, x, at, span, lane);
-    else if constexpr (F == BF16) multiply_bf16(sum, codes, x.x + at);
-    else if constexpr (F == FP8) multiply_fp8(sum, codes, x.x + at, scales);
-    else multiply_nvfp4(sum, codes, stage + L::SCALES + lane / 4 * L::SCALE_ROW + span * 8 + lane % 4, x.x + at, scales);
+    if constexpr (L::FIXED) return multiply_fixed<F>(sum, stage, x, at);
+    if constexpr (F == BF16) return multiply_bf16(sum, stage + x.codes, x.x + at);
+    const float* scales = reinterpret_cast<const float*>(x.scales + at / (128 / max(L::X_SCALES, 1)));
+    if constexpr (F == FP8) multiply_fp8(sum, stage + x.codes, x.x + at, scales);
+    if constexpr (F == NVFP4) multiply_nvfp4(sum, stage + x.codes, stage + x.factor, x.x + at, scales);
 }

@@ -17,6 +17,10 @@ constexpr int CODE_ROW = SPANS * 64 + 32;
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
 
+// An integer added to the bits of these adds as much to the first and a 256th of it to the second: sums of
+// products of upper and of lower bytes of x begin there.
+constexpr float UPPER_BASE = 12582912.0f, LOWER_BASE = 49152.0f;
+
 // Matrices of one format, and the blocks that work on them.
 struct Group {
     int format, first_block, blocks, first, count, tiles, base;

@@ -40,121 +40,164 @@ __device__ __forceinline__ uint4 normed(const float* x, const bf16* norm, float&
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The exponent, as bf16 has it, of the largest of 64 columns, eight of which each of eight lanes holds.
-__device__ __forceinline__ u32 top_exponent(uint4 v) {
+// The exponent, as bf16 has it, of the largest of 64 columns, 16 of which each of four lanes holds.
+__device__ __forceinline__ u32 top_exponent(const u32 (&words)[8]) {
     constexpr u32 MAGNITUDE = 0x7fff7fffu, LEAST = 24;  // leaves room for every power of two made of it
-    u32 top = __vmaxu2(__vmaxu2(v.x & MAGNITUDE, v.y & MAGNITUDE), __vmaxu2(v.z & MAGNITUDE, v.w & MAGNITUDE));
+    u32 top = words[0] & MAGNITUDE;
 #pragma unroll
-    for (int d = 4; d; d /= 2) top = __vmaxu2(top, __shfl_xor_sync(~0u, top, d));
+    for (int i = 1; i < 8; i++) top = __vmaxu2(top, words[i] & MAGNITUDE);
+    top = __vmaxu2(top, __shfl_xor_sync(~0u, top, 1));
+    top = __vmaxu2(top, __shfl_xor_sync(~0u, top, 2));
     return max(max(top >> 16, top & 0xffff) >> 7, LEAST);
 }
 
 __device__ __forceinline__ float power_of_two(u32 exponent) { return as_float(exponent << 23); }
 
-// Eight numbers in fixed point, the largest of 64 below 2^14: upper bytes to ``to``, lower bytes 64 behind,
-// each signed and in the order of the codes.
+// Which of 16 columns is byte b of word r of the codes.
 template <int F>
-__device__ __forceinline__ void keep_fixed(uint4 v, float scale, u8* to, int column) {
-    constexpr float BASE = 12582912.0f + 128.0f;  // rounds to integers, and makes lower bytes signed once flipped
-    constexpr u32 FLIP = 0x80808080u;
-    u32 words[4] = {v.x, v.y, v.z, v.w}, n[8];
+__device__ __forceinline__ int column_of(int r, int b) {
+    return F == Q8 ? 4 * r + b : F == Q5 ? r + 4 * b : r / 2 * 8 + r % 2 + 2 * b;
+}
+
+// A quarter of 64 numbers in fixed point, the largest of them below 2^14: upper bytes to ``to``, lower bytes 64
+// behind, each signed and in the order of the codes.
+template <int F>
+__device__ __forceinline__ void keep_fixed(const u32 (&words)[8], float scale, u8* to, u32 quarter) {
+    constexpr float BASE = UPPER_BASE + 128.0f;  // rounds to integers, and makes lower bytes signed once flipped
+    u32 n[16], upper[4], lower[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         n[2 * i] = __float_as_uint(fmaf(as_float(words[i] << 16), scale, BASE));
         n[2 * i + 1] = __float_as_uint(fmaf(as_float(words[i] & 0xffff0000u), scale, BASE));
     }
-    if constexpr (F == Q5) {
-        u16* pairs = reinterpret_cast<u16*>(to + column / 16 * 16 + column % 16 / 4);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 both = __byte_perm(n[i], n[i + 4], 0x5140) ^ (FLIP >> 16);
-            pairs[2 * i] = both >> 16, pairs[2 * i + 32] = both;
-        }
+    for (int r = 0; r < 4; r++) {
+        u32 a = __byte_perm(n[column_of<F>(r, 0)], n[column_of<F>(r, 1)], 0x5140);
+        u32 b = __byte_perm(n[column_of<F>(r, 2)], n[column_of<F>(r, 3)], 0x5140);
+        upper[r] = __byte_perm(a, b, 0x7632), lower[r] = __byte_perm(a, b, 0x5410) ^ 0x80808080u;
+    }
+    if constexpr (F == Q8) {  // two lanes' eight columns, of either half of a unit
+        uint2* place = reinterpret_cast<uint2*>(to + quarter % 2 * 32 + quarter / 2 * 8);
+        place[0] = make_uint2(upper[0], upper[1]), place[2] = make_uint2(upper[2], upper[3]);
+        place[8] = make_uint2(lower[0], lower[1]), place[10] = make_uint2(lower[2], lower[3]);
     } else {
-        constexpr int STEP = F == Q8 ? 1 : 2, NEXT = F == Q8 ? 4 : 1;
-        uint2* place = reinterpret_cast<uint2*>(to + (F == Q8 ? column % 32 * 2 + column / 32 * 8 : column));
-        u32 upper[2], lower[2];
+        uint4* place = reinterpret_cast<uint4*>(to + quarter * 16);
+        place[0] = make_uint4(upper[0], upper[1], upper[2], upper[3]);
+        place[4] = make_uint4(lower[0], lower[1], lower[2], lower[3]);
+    }
+}
+
+// Sixteen numbers in fp16, the largest of 64 below 2^15.
+template <int F>
+__device__ __forceinline__ void keep_halves(const u32 (&words)[8], float scale, uint4* to) {
+    u32 out[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        __half2 pair = __floats2half2_rn(as_float(words[i] << 16) * scale, as_float(words[i] & 0xffff0000u) * scale);
+        out[i] = *reinterpret_cast<u32*>(&pair);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint4 v = make_uint4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
+        to[i] = F == NVFP4 ? in_code_order<F>(v) : v;
+    }
+}
+
+// A warp's stretches of the rows in shared memory: 512 columns each, every so many.
+struct Stretches {
+    int columns, row, column;
+    __device__ Stretches(int columns) : columns(columns), row(0), column(threadIdx.x / 32 * 512) { wrap(); }
+    __device__ __forceinline__ void wrap() {
+        int reach = (columns + 511) / 512 * 512;
+        while (column >= reach) column -= reach, row++;
+    }
+    __device__ __forceinline__ void next() {
+        column += WORKERS / 32 * 512;
+        wrap();
+    }
+    // How many the warp has in so many rows.
+    __device__ __forceinline__ int count(int rows) const {
+        return (rows * ((columns + 511) / 512) + WORKERS / 32 - 1 - static_cast<int>(threadIdx.x) / 32) / (WORKERS / 32);
+    }
+};
+
+// Wait until at most ``more`` groups of this warp's copies, or four, are under way.
+__device__ __forceinline__ void await_copies(int more) {
+    if (more > 3) copies_wait<4>();
+    else if (more == 3) copies_wait<3>();
+    else if (more == 2) copies_wait<2>();
+    else if (more == 1) copies_wait<1>();
+    else copies_wait<0>();
+    __syncwarp();
+}
+
+// Where the scale of 64 columns of a row lies: beside that of the other 64 of a unit, for one load of both.
+template <int F>
+__device__ __forceinline__ u32 slot_of(u32 group, u32 row) {
+    if constexpr (!Layout<F>::NIBBLES) return group * ROWS + row;
+    if constexpr (Layout<F>::FIXED) return (group / 2 * ROWS + row) * 2 + group % 2;
+    return group / 2 * ROWS * 2 + row / 2 * 4 + group % 2 * 2 + row % 2;
+}
+
+// Make the numbers that codes multiply of bf16 rows, in place, and leave what undoes the scale of 64 columns:
+// a factor for fp16; for fixed point a factor and what clears the bases.  Infinities, NaN, and in fixed point
+// magnitudes from 2^105 make sums NaN.  (Exponents are biased by 127, so a scale is 2 * 127 + 13 or 14 - top.)
+template <int F>
+__device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stride, int columns) {
+    u32 lane = threadIdx.x % 32, quarter = lane % 4;
+    int more = Stretches(columns).count(rows);
+#pragma unroll 1
+    for (Stretches at(columns); at.row < rows; at.next()) {
+        await_copies(--more);
+        u32 group = at.column / 64u + lane / 4, slot = slot_of<F>(group, at.row);
+        bool inside = group * 64 < static_cast<u32>(columns);
+        u8* place = x + at.row * stride + group * 128;
+        const uint4* own = reinterpret_cast<const uint4*>(place) + quarter * 2;
+        uint4 v[2] = {};
+        if (inside) v[0] = own[0], v[1] = own[1];
+        u32 words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w}, top = top_exponent(words);
+        if (!inside) continue;
+        if constexpr (Layout<F>::FIXED) {
+            keep_fixed<F>(words, power_of_two(267 - top), place, quarter);
+            float factor = power_of_two(top - (F == Q4 ? 9 : 5));
+            float clear = top == 255 ? as_float(~0u) : factor * -(UPPER_BASE + LOWER_BASE);
+            if (quarter == 0) reinterpret_cast<float2*>(scales)[slot] = make_float2(factor, clear);
+        } else {
+            keep_halves<F>(words, power_of_two(268 - top), reinterpret_cast<uint4*>(place) + quarter * 2);
+            if (quarter == 0) scales[slot] = power_of_two(top - (F == NVFP4 ? 15 : 14));
+        }
+    }
+}
+
+// Start to fetch a warp's own stretches of rows that are bf16 already, a group of copies each.
+__device__ __forceinline__ void fetch(const Call& call, u8* x, int stride, int begin, int columns) {
+    const bf16* from = static_cast<const bf16*>(call.x) + begin;
+#pragma unroll 1
+    for (Stretches at(columns); at.row < call.rows; at.next()) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            u32 a = __byte_perm(n[i * NEXT], n[i * NEXT + STEP], 0x5140);
-            u32 b = __byte_perm(n[i * NEXT + 2 * STEP], n[i * NEXT + 3 * STEP], 0x5140);
-            upper[i] = __byte_perm(a, b, 0x7632), lower[i] = __byte_perm(a, b, 0x5410) ^ FLIP;
+            int column = at.column + i * 256 + threadIdx.x % 32 * 8;
+            if (column < columns)
+                copy16_async(x + at.row * stride + column * 2, from + static_cast<long>(at.row) * call.columns + column, begin + column < call.columns);
         }
-        place[0] = make_uint2(upper[0], upper[1]), place[8] = make_uint2(lower[0], lower[1]);
-    }
-}
-
-// Eight numbers in fp16, the largest of 64 below 2^15.
-template <int F>
-__device__ __forceinline__ void keep_halves(uint4 v, float scale, u8* to) {
-    u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __half2 pair = __floats2half2_rn(as_float(words[i] << 16) * scale, as_float(words[i] & 0xffff0000u) * scale);
-        words[i] = *reinterpret_cast<u32*>(&pair);
-    }
-    v = make_uint4(words[0], words[1], words[2], words[3]);
-    *reinterpret_cast<uint4*>(to) = F == NVFP4 ? in_code_order<F>(v) : v;
-}
-
-// Eight columns of row t of x, if inside, go to shared memory as the products want them, and what undoes their
-// scale of 64 columns to ``scales``: a factor for fp16; for fixed point a factor and what clears the bases.
-// Infinities and NaN make the fixed point's sums NaN.
-template <int F>
-__device__ __forceinline__ void keep(uint4 v, bool inside, u8* x, float* scales, int stride, int t, int column) {
-    using L = Layout<F>;
-    u8* row = x + t * stride;
-    u32 top = F == BF16 ? 0 : top_exponent(v);
-    if (!inside) return;
-    bool first = threadIdx.x % 8 == 0;
-    if constexpr (L::FIXED) {
-        keep_fixed<F>(v, power_of_two(267 - top), row + column / 64 * 128, column % 64);
-        float factor = power_of_two(top - (F == Q4 ? 9 : 5)), clear = top == 255 ? as_float(~0u) : factor * -(UPPER_BASE + LOWER_BASE);
-        if (first) reinterpret_cast<float2*>(scales)[(column / 64 * 2 + t / 4) * 4 + t % 4] = make_float2(factor, clear);
-    } else if constexpr (L::HALVES) {
-        keep_halves<F>(v, power_of_two(268 - top), row + column * 2);
-        if (first) scales[column / 64 * ROWS + t] = power_of_two(top - (F == NVFP4 ? 15 : 14));
-    } else {
-        *reinterpret_cast<uint4*>(row + column * 2) = v;
-    }
-}
-
-// Rows that are bf16 already: the block's columns of all of them, four rows' loads in flight.
-template <int F>
-__device__ __forceinline__ void stage_plain(const Call& call, u8* x, float* scales, int stride, int begin, int columns) {
-    constexpr int AHEAD = 4;
-    int K = call.columns, reach = (columns + 255) / 256 * 256;  // whole warps, for the scales of 64 columns
-    const bf16* from = static_cast<const bf16*>(call.x) + begin;
-    for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
-        for (int t = 0; t < call.rows; t += AHEAD) {
-            uint4 v[AHEAD];
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                v[j] = make_uint4(0, 0, 0, 0);
-                if (t + j < call.rows && c < columns && begin + c < K)
-                    v[j] = *reinterpret_cast<const uint4*>(from + static_cast<long>(t + j) * K + c);
-            }
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                if (t + j < call.rows) keep<F>(v[j], c < columns, x, scales, stride, t + j, c);
-        }
+        copies_commit();
     }
 }
 
 // Rows that come in float32 with a norm: one after the other, their squares summed over all columns.
-template <int F>
-__device__ __forceinline__ void stage_normed(const Call& call, Control& control, u8* x, float* scales, int stride, int begin, int columns) {
-    int K = call.columns, reach = (max(K, begin + columns) + WORKERS * 8 - 1) / (WORKERS * 8) * (WORKERS * 8);
+__device__ __forceinline__ void norm_rows(const Call& call, Control& control, u8* x, int stride, int begin, int columns) {
+    int K = call.columns;
     for (int t = 0; t < call.rows; t++) {
         float squares = 0;
-        for (int c = threadIdx.x * 8; c < reach; c += WORKERS * 8) {
+        for (int c = threadIdx.x * 8; c < max(K, begin + columns); c += WORKERS * 8) {
             uint4 v = make_uint4(0, 0, 0, 0);
             if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
-            keep<F>(v, c >= begin && c < begin + columns, x, scales, stride, t, c - begin);
+            if (c >= begin && c < begin + columns) *reinterpret_cast<uint4*>(x + t * stride + (c - begin) * 2) = v;
         }
         squares = warp_sum(squares);
         if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
     }
+    team_barrier(15, WORKERS);
 }
 
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
@@ -162,9 +205,10 @@ template <int F>
 __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* scales, int begin, int columns) {
     int stride = Layout<F>::x_stride(columns), t = threadIdx.x / 32;
     bool norms = call.beginning == ROWS_NORMED;
-    if (norms) stage_normed<F>(call, control, x, scales, stride, begin, columns);
-    else stage_plain<F>(call, x, scales, stride, begin, columns);
-    team_barrier(15, WORKERS);
+    if (norms) norm_rows(call, control, x, stride, begin, columns);
+    else fetch(call, x, stride, begin, columns);
+    if constexpr (F != BF16) convert<F>(call.rows, x, scales, stride, columns);
+    else await_copies(0);
     if (t < call.rows) {
         float scale = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
                       : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;

@@ -284,3 +284,18 @@ __device__ __forceinline__ void e4m3_to_fp16(u32& first, u32& second, u32 bytes)
     second = mul_fp16x2((high & 0x80008000u) | ((high >> 1) & 0x3f803f80u), 0x5c005c00u);
 #endif
 }
+
+// Four bytes out of the eight of a and b; a nibble of the selector is a byte's number, its top bit the wish for
+// eight copies of that byte's sign.
+__device__ __forceinline__ u32 pick_bytes(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+// Bits of a where the mask has ones, bits of b elsewhere.
+__device__ __forceinline__ u32 blend(u32 a, u32 b, u32 mask) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;\n" : "=r"(d) : "r"(a), "r"(b), "r"(mask));
+    return d;
+}

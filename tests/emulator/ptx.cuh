@@ -180,3 +180,5 @@ inline void e4m3_to_fp16(u32& first, u32& second, u32 bytes) {
     };
     first = pair(bytes & 0xffff), second = pair(bytes >> 16);
 }
+inline u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+inline u32 blend(u32 a, u32 b, u32 mask) { return (a & mask) | (b & ~mask); }

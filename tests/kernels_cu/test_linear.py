@@ -69,6 +69,25 @@ def test_every_format_multiplies(form, rows, columns):
     close(out, x.astype(np.float32) @ values.T)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_row_of_x_holds_stays_its_own_affair(form):
+    rng = np.random.default_rng(11)
+    matrix, values = weight(rng, form, 128, 256)
+    x = rng.standard_normal((7, 256)).astype(np.float32)
+    x[0] *= 10.0 ** rng.integers(-12, 12, 256)  # no two columns of one size
+    x[1, 70] = 3000  # an outlier among its 64 columns
+    x[2] = 0
+    x[3, 5], x[4, 200] = np.nan, np.inf
+    x[5] *= 1e-30
+    x = aligned(x.astype(BF16))
+    out = np.full((7, 128), 7, np.float32)
+    linear()(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
+    for row in (0, 1, 5, 6):
+        close(out[row], x[row].astype(np.float32) @ values.T)
+    assert (out[2] == 0).all()
+    assert not np.isfinite(out[3:5]).any()
+
+
 @pytest.mark.parametrize("ending", [Ending.STORE_BF16, Ending.ADD_RESIDUAL])
 def test_mixed_formats_and_ragged_rows_share_a_launch(ending):
     rng = np.random.default_rng(3)
