@@ -134,15 +134,6 @@ __device__ __forceinline__ void release_successor() {
 #endif
 }
 
-// The same product on fresh accumulators: d = a @ b.
-__device__ __forceinline__ void mma_bf16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%10,%10,%10};\n"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
 // a * b + c on pairs of bf16, subnormals included.
 __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     u32 d;
@@ -237,7 +228,7 @@ __device__ __forceinline__ u32 load_acquire(const u32* p) {
     return seen;
 }
 
-// d = a @ b in fp16 on fresh accumulators.
+// The fp16 product on fresh accumulators: d = a @ b.
 __device__ __forceinline__ void mma_fp16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

@@ -86,10 +86,6 @@ inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 inline void await_predecessor() {}
 inline void release_successor() {}
 
-inline void mma_bf16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    d[0] = d[1] = d[2] = d[3] = 0;
-    mma_bf16(d, a, b0, b1);
-}
 inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     auto one = [](u32 x, u32 y, u32 z) {
         auto wide = [](u32 bits) { return __uint_as_float(bits << 16); };

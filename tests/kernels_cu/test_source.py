@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ninfer.kernels_cu import source
+
+TWINS = Path(__file__).parent.parent / "emulator/ptx.cuh"
 
 KERNEL = """
 //: variants ROWS 8 16
@@ -64,3 +67,15 @@ def test_plain_sources_have_one_variant_and_skip_the_hopper_only_target(folder: 
     plain = source.load("two.cu", folder)
     assert plain.variants == ((),) and "sm_90a" not in plain.architectures
     assert "sm_120" in plain.architectures
+
+
+def test_truth_tables_say_what_their_twins_do() -> None:
+    wrapper = re.compile(
+        r"u32 (\w+)\(u32 (\w+), u32 (\w+), u32 (\w+)\) \{[^}]*?lop3\.b32 %0, %1, %2, %3, (0x\w+);"
+    )
+    found = wrapper.findall((source.HERE / "ptx.cuh").read_text())
+    assert found
+    for name, a, b, c, table in found:
+        twin = re.search(rf"inline u32 {name}\(.*?\) {{ return (.*); }}", TWINS.read_text())
+        assert twin, name
+        assert eval(twin[1], {}, {a: 0xF0, b: 0xCC, c: 0xAA}) & 255 == int(table, 16), name
