@@ -30,6 +30,7 @@ from ninfer.protocols.shapes import (
 
 BACKGROUND = ("background execution", "background_not_supported")
 REASONING = "reasoning_option_not_supported"
+SummaryWish = Literal["auto", "concise", "detailed"]
 INCLUDE = ("additional output data", "include_not_supported")
 FUNCTION_OPTION = "tool_option_not_supported"
 
@@ -138,11 +139,15 @@ ToolChoice = (
 
 @attrs.frozen
 class ReasoningOptions:
-    """How to think.  Raw reasoning is always told; nothing here summarises it."""
+    """How to think.
+
+    A wish for a summary changes nothing: it is about what a client may show of the reasoning, agents send
+    it unasked, and the raw reasoning is always told.
+    """
 
     effort: Effort | None = None
-    summary: Annotated[object, Never("a reasoning summary", REASONING)] | None = None
-    generate_summary: Annotated[object, Never("a reasoning summary", REASONING)] | None = None
+    summary: SummaryWish | None = None
+    generate_summary: SummaryWish | None = None
     context: Annotated[str, Only(("auto",), "a chosen reasoning context", REASONING)] | None = None
     mode: Annotated[str, Only(("standard",), "a chosen reasoning mode", REASONING)] | None = None
 

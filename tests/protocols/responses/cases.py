@@ -244,14 +244,18 @@ CAPABILITIES: list[Row] = [
 ]
 
 EFFORTS = 'must be one of "none", "minimal", "low", "medium", "high", "xhigh", "max"'
+SUMMARIES = 'must be one of "auto", "concise", "detailed"'
 REASONING = "reasoning_option_not_supported"
 TEMPLATE: list[Row] = [
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", EFFORTS),
     ({"reasoning": {"effort": 3}}, "reasoning.effort", "invalid_type", "must be a string"),
     *[
-        ({"reasoning": {name: word}}, f"reasoning.{name}", REASONING, lacks("a reasoning summary"))
+        ({"reasoning": {name: value}}, f"reasoning.{name}", code, complaint)
         for name in ("summary", "generate_summary")
-        for word in ("auto", "detailed")
+        for value, code, complaint in (
+            ("none", "invalid_value", SUMMARIES),
+            (True, "invalid_type", "must be a string"),
+        )
     ],
     (
         {"reasoning": {"context": "all_turns"}},

@@ -159,6 +159,16 @@ async def test_the_request_is_told_again() -> None:
     assert (body["service_tier"], body["reasoning"]) == ("default", {"effort": "low", "summary": None})
 
 
+@pytest.mark.parametrize("wish", ["auto", "concise", "detailed"])
+async def test_a_wish_for_a_summary_is_answered_with_the_raw_text_and_an_empty_one(wish: str) -> None:
+    script = answer(reasoning("Hm."), content("x"))
+    body = await whole(script, reasoning={"effort": "low", "summary": wish})
+    assert body["reasoning"] == {"effort": "low", "summary": None}
+    thought = body["output"][0]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+
+
 async def test_an_omitted_limit_stays_null_and_zero_is_zero() -> None:
     assert (await whole(answer(content("x"))))["max_output_tokens"] is None
     script = answer(finish=Finish.OUTPUT_LIMIT, tokens=0)

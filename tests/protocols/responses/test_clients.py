@@ -93,7 +93,7 @@ CODEX: dict[str, Any] = {
     "tools": [SHELL, WEATHER],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium"},
+    "reasoning": {"effort": "medium", "summary": "auto"},
     "store": False,
     "stream": True,
     "include": [],
@@ -178,11 +178,6 @@ async def test_what_a_terminal_agent_was_told_it_can_send_back() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"include": ["reasoning.encrypted_content"]}, "include", "include_not_supported"),
-    (
-        {"reasoning": {"effort": "high", "summary": "auto"}},
-        "reasoning.summary",
-        "reasoning_option_not_supported",
-    ),
     (
         {"text": {"format": {"type": "json_schema", "name": "plan", "schema": {}}}},
         "text.format.type",

@@ -254,6 +254,12 @@ async def test_all_neutral_fields_together_change_nothing() -> None:
     assert await asked(**NEUTRAL) == await asked()
 
 
+@pytest.mark.parametrize("wish", ["auto", "concise", "detailed", None])
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+async def test_a_wish_for_a_summary_changes_no_prompt(name: str, wish: str | None) -> None:
+    assert await asked(reasoning={"effort": "low", name: wish}) == await asked(reasoning={"effort": "low"})
+
+
 async def test_null_is_as_good_as_absent() -> None:
     from ninfer.protocols.responses.schema import CreateRequest
 
