@@ -24,6 +24,7 @@ from ninfer.runtime.arena import Scratch, aligned
 
 Bytes = NDArray[np.uint8]
 SLAB_BYTES = 256 << 20  # pinned at a time
+MOST_OPEN = 64  # copies through the ring that are under way at once
 
 
 class Mark(Protocol):
@@ -82,15 +83,41 @@ class CupyMark:
 
 
 @attrs.define(eq=False)
+class Ring:
+    """Gives out places of ``nbytes`` bytes in turn, each again once the copies that use it have run."""
+
+    nbytes: int
+    _at: int = 0
+    _open: deque[tuple[int, int, Mark]] = attrs.field(factory=deque)  # begin, end, passed; oldest first
+
+    def place(self, nbytes: int) -> int:
+        """Find room; waits for every copy that still uses a part of it.  Raises ValueError."""
+        need = -(-nbytes // 256) * 256
+        if need > self.nbytes:
+            raise ValueError(f"{nbytes} bytes do not fit the staging ring")
+        begin = self._at if self._at + need <= self.nbytes else 0
+        # The oldest alone would not do: after two turns in a row it may lie behind what newer ones use.
+        while any(start < begin + need and begin < end for start, end, _ in self._open):
+            self._open.popleft()[2].wait()
+        self._at = begin + need
+        return begin
+
+    def use(self, begin: int, nbytes: int, passed: Mark) -> None:
+        """Note a copy that uses a place until ``passed``."""
+        self._open.append((begin, begin + nbytes, passed))
+        while len(self._open) > MOST_OPEN:
+            self._open.popleft()[2].wait()
+
+
+@attrs.define(eq=False)
 class CupyTransfers:
     """Transfers through CuPy on ``stream``.  Make it on the device's thread."""
 
     stream: Any
     staging_bytes: int = 16 << 20
     result_numbers: int = 4096
-    _ring: Any = None
-    _at: int = 0
-    _open: deque[tuple[int, int, CupyMark]] = attrs.field(factory=deque)  # begin, end, passed
+    _staging: Any = None
+    _ring: Ring = attrs.field(init=False)
     _results: list[Any] = attrs.field(factory=list)
     _turn: int = 0
     _slabs: list[tuple[Any, Scratch]] = attrs.field(factory=list)
@@ -98,7 +125,7 @@ class CupyTransfers:
     _dropped: CupyMark | None = None  # when memory was last given back
 
     def __attrs_post_init__(self) -> None:
-        self._ring = self._pinned(self.staging_bytes)
+        self._staging, self._ring = self._pinned(self.staging_bytes), Ring(self.staging_bytes)
         self._results = [self._pinned(self.result_numbers * 4) for _ in range(8)]
 
     def _pinned(self, nbytes: int) -> Any:
@@ -121,17 +148,6 @@ class CupyTransfers:
         assert isinstance(begin, CupyMark) and isinstance(end, CupyMark)
         return float(cupy.cuda.get_elapsed_time(begin.event, end.event)) / 1e3
 
-    def _place(self, nbytes: int) -> int:
-        """Find room in the ring, waiting for copies that still read it."""
-        need = -(-nbytes // 256) * 256
-        if need > self.staging_bytes:
-            raise ValueError(f"{nbytes} bytes do not fit the staging ring")
-        begin = self._at if self._at + need <= self.staging_bytes else 0
-        while self._open and self._open[0][0] < begin + need and begin < self._open[0][1]:
-            self._open.popleft()[2].wait()
-        self._at = begin + need
-        return begin
-
     def send(self, target: DeviceArray, values: NDArray[Any]) -> None:
         """Copy host values into the first bytes of an array."""
         from cupy.cuda import runtime
@@ -141,12 +157,10 @@ class CupyTransfers:
             return
         if raw.nbytes > target.nbytes:
             raise ValueError(f"{raw.nbytes} bytes into {target.nbytes}")
-        begin = self._place(raw.nbytes)
-        host_view(self._ring.ptr + begin, raw.nbytes)[:] = raw
-        runtime.memcpyAsync(target.ptr, self._ring.ptr + begin, raw.nbytes, 1, self.stream.ptr)
-        self._open.append((begin, begin + raw.nbytes, self.mark()))
-        while len(self._open) > 64:
-            self._open.popleft()[2].wait()
+        begin = self._ring.place(raw.nbytes)
+        host_view(self._staging.ptr + begin, raw.nbytes)[:] = raw
+        runtime.memcpyAsync(target.ptr, self._staging.ptr + begin, raw.nbytes, 1, self.stream.ptr)
+        self._ring.use(begin, raw.nbytes, self.mark())
 
     def fetch(self, source: DeviceArray) -> tuple[NDArray[Any], Mark]:
         """Begin copying int32 results out."""
@@ -235,14 +249,12 @@ class CupyTransfers:
         from cupy.cuda import runtime
 
         found, at = np.empty(sum(array.nbytes for array in arrays), np.uint8), 0
-        coming: deque[tuple[int, int, int, CupyMark]] = (
-            deque()
-        )  # place in the ring, in ``found``, bytes, arrived
+        coming: deque[tuple[int, int, int, CupyMark]] = deque()  # in the ring, in ``found``, bytes, arrived
         for ptr, count in _pieces(arrays, self.staging_bytes // 4):
-            place = self._place(count)
-            runtime.memcpyAsync(self._ring.ptr + place, ptr, count, 2, self.stream.ptr)
+            place = self._ring.place(count)
+            runtime.memcpyAsync(self._staging.ptr + place, ptr, count, 2, self.stream.ptr)
             coming.append((place, at, count, self.mark()))
-            self._open.append((place, place + count, coming[-1][3]))
+            self._ring.use(place, count, coming[-1][3])
             at += count
             if len(coming) == 2:
                 self._take_off(coming.popleft(), found)
@@ -253,7 +265,7 @@ class CupyTransfers:
     def _take_off(self, piece: tuple[int, int, int, CupyMark], found: Bytes) -> None:
         place, at, count, arrived = piece
         arrived.wait()
-        found[at : at + count] = host_view(self._ring.ptr + place, count)
+        found[at : at + count] = host_view(self._staging.ptr + place, count)
 
 
 def _pieces(arrays: Sequence[DeviceArray], most: int) -> Iterator[tuple[int, int]]:
