@@ -164,3 +164,21 @@ def test_no_tracked_file_is_over_16_mib() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     names = [ROOT / name for name in listed.stdout.split("\0") if name]
     assert not [str(path) for path in names if path.is_file() and path.stat().st_size > 16 << 20]
+
+
+def test_every_suite_runs_whole_on_the_emulator_and_on_a_card() -> None:
+    suites = {path.stem: set(_tests_of(path)) for path in sorted((ROOT / "tests/suites").glob("*.py"))}
+    for folder in ("kernels_cu", "device"):
+        run: set[str] = set()
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+            taken = re.findall(r"from tests\.suites\.(\w+) import \*", path.read_text())
+            found = [*_tests_of(path), *(name for suite in taken for name in suites[suite])]
+            twice = {name for name in found if found.count(name) > 1}
+            assert not twice, f"{path.name} runs one of each alone: {twice}"
+            run.update(taken)
+        left_out = {suite for suite, tests in suites.items() if tests} - run
+        assert not left_out, f"tests/{folder} runs no {left_out}"
+
+
+def _tests_of(path: Path) -> list[str]:
+    return re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)

@@ -178,7 +178,7 @@ def test_a_prompts_bits_do_not_depend_on_how_it_was_cut(bed: Bed, kind: str, way
 
 
 @pytest.mark.parametrize("limit", [99 << 10, 163 << 10])
-def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed, limit: int) -> None:
+def test_prompts_keep_their_bits_on_a_card_with_little_shared_memory(bed: Bed, limit: int) -> None:
     found = []
     for shared in (bed.machine.shared_bytes, limit):
         layer = Layer(bed, "bf16", 2, 1, 192, 1, 5).attend_by("attend_prefill.cu")

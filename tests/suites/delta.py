@@ -220,7 +220,7 @@ def test_a_row_has_the_same_bits_in_any_batch(bed: Bed) -> None:
     assert (net.image(0) == net.image(1)).all()
 
 
-def test_a_card_with_little_shared_memory_gives_the_same_bits(bed: Bed) -> None:
+def test_tiles_keep_their_bits_on_a_card_with_little_shared_memory(bed: Bed) -> None:
     nets = [Net(bed, 1, 2).walk_by("delta_tiles.cu") for _ in range(2)]
     nets[1].run.shared_limit = 99 << 10
     rows = nets[0].rows(150)
