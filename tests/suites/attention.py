@@ -85,20 +85,35 @@ class Layer:
     ) -> tuple[Any, Any]:
         """Run rows; -> (what the kernels say, what plain attention says)."""
         lengths = [len(self.keys[lane]) for lane in lanes]
-        line = np.concatenate([n + np.arange(c) for n, c in zip(lengths, counts, strict=True)])
-        positions = np.stack([line * 3, line + 100_000, line // 2]).astype(np.int32)
-        step = self.step(kind, lanes, counts, positions, first)
-        self.run.enter(step)
-        norms = (self.bed.to(self.norms[0]), self.bed.to(self.norms[1]))
-        out = self.bed.back(self.run(*(self.bed.to(p) for p in parts), norms, 1, step)).astype(np.float32)
+        positions = self._positions(lanes, counts)
+        out = self._run(kind, lanes, counts, parts, positions, first)
         want = self._reference(lanes, counts, parts, positions, first)
         if not keep:
             for lane, n in zip(lanes, lengths, strict=True):
                 self.keys[lane], self.values[lane] = self.keys[lane][:n], self.values[lane][:n]
         return out, want
 
-    def _reference(self, lanes: Any, counts: Any, parts: Any, positions: Any, first: int) -> Any:
-        q, gate, k, v = (part.astype(np.float32).reshape(len(part), -1, DIM) for part in parts)
+    def fill(self, lane: int, count: int) -> None:
+        """Run a random prompt without comparing its outputs, which would take the square of its length."""
+        parts, positions = self.rows(count), self._positions([lane], [count])
+        self._run("prefill", [lane], [count], parts, positions, 0)
+        _, k, v = self._turned(parts, positions)
+        self._cache(lane, k, v)
+
+    def _positions(self, lanes: list[int], counts: list[int]) -> Any:
+        lengths = [len(self.keys[lane]) for lane in lanes]
+        line = np.concatenate([n + np.arange(c) for n, c in zip(lengths, counts, strict=True)])
+        return np.stack([line * 3, line + 100_000, line // 2]).astype(np.int32)
+
+    def _run(self, kind: str, lanes: Any, counts: Any, parts: Any, positions: Any, first: int) -> Any:
+        step = self.step(kind, lanes, counts, positions, first)
+        self.run.enter(step)
+        norms = (self.bed.to(self.norms[0]), self.bed.to(self.norms[1]))
+        return self.bed.back(self.run(*(self.bed.to(p) for p in parts), norms, 1, step)).astype(np.float32)
+
+    def _turned(self, parts: Any, positions: Any) -> tuple[Any, Any, Any]:
+        """Queries, and what the cache will give back of keys and values."""
+        q, _, k, v = (part.astype(np.float32).reshape(len(part), -1, DIM) for part in parts)
         q, k = (
             shifted_norm(x, w.astype(np.float32), 1e-6) for x, w in zip((q, k), self.norms, strict=True)
         )
@@ -106,14 +121,21 @@ class Layer:
         rotate(q, angles)
         rotate(k, angles)
         form = KV_FORMATS[self.kind]
-        k, v = form.key.decode(form.key.encode(k)), form.value.decode(form.value.encode(v))
+        return q, form.key.decode(form.key.encode(k)), form.value.decode(form.value.encode(v))
+
+    def _cache(self, lane: int, k: Any, v: Any) -> None:
+        self.keys[lane] = np.concatenate((self.keys[lane], k))
+        self.values[lane] = np.concatenate((self.values[lane], v))
+
+    def _reference(self, lanes: Any, counts: Any, parts: Any, positions: Any, first: int) -> Any:
+        q, k, v = self._turned(parts, positions)
+        gate = parts[1].astype(np.float32).reshape(q.shape)
         out, at = np.zeros(gate.shape, np.float64), 0
         group = self.heads // self.kv_heads
         for lane, count in zip(lanes, counts, strict=True):
             rows = slice(at, at + count)
             before = len(self.keys[lane])
-            self.keys[lane] = np.concatenate((self.keys[lane], k[rows]))
-            self.values[lane] = np.concatenate((self.values[lane], v[rows]))
+            self._cache(lane, k[rows], v[rows])
             keys, values = self.keys[lane], self.values[lane]
             seen = np.arange(len(keys)) <= before + np.arange(count)[:, None]
             seen &= np.arange(len(keys)) >= first
@@ -229,7 +251,7 @@ def test_prompts_of_many_pages(bed: Bed, heads: int, kv_heads: int, way: str) ->
 def test_long_contexts_split_and_merge(bed: Bed, kind: str, length: int) -> None:
     only_on_a_card(bed, kind != "bf16" or length > 4096)
     layer = Layer(bed, kind, 6, 1, length + 8, 1, length)
-    layer.advance("prefill", [0], [length], layer.rows(length)) if bed.real else _fill(layer, length)
+    layer.fill(0, length) if bed.real else _fill(layer, length)
     out, want = layer.advance("verify", [0], [3], layer.rows(3))
     assert relative(out, want) <= LIMITS[kind]
 
