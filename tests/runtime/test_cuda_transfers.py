@@ -12,7 +12,7 @@ from ninfer.runtime.cuda_transfers import Ring
 
 @attrs.define(eq=False)
 class Copy:
-    """A copy out of ``begin`` .. ``end``, and the mark behind it: to wait there is to pass all before it."""
+    """A copy out of ``begin`` .. ``end``, and the mark behind it: waiting there passes all before it."""
 
     begin: int
     end: int
