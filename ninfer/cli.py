@@ -8,6 +8,7 @@ our output stopped reading (``ninfer inspect FILE | head``).
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -35,9 +36,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+_NO_OPTIONS = {"command", "run", "artifact", "file", "action"}
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, and name the nearest option where one is unknown."""
+    parser = build_parser()
+    args, strange = parser.parse_known_args(argv)
+    if strange:
+        known = [name.replace("_", "-") for name in vars(args) if name not in _NO_OPTIONS]
+        near = difflib.get_close_matches(strange[0].lstrip("-").partition("=")[0], known, 1)
+        hint = f"; did you mean --{near[0]}?" if near else f"; see `ninfer {args.command} --help`"
+        parser.exit(2, f"ninfer {args.command}: unknown argument {strange[0]}{hint}\n")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
-    args = build_parser().parse_args(argv)
+    args = _parse(argv)
     try:
         code = int(args.run(args))
         if sys.stdout is not None:  # started with it closed

@@ -33,6 +33,25 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(command: list[str]) 
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("--max-concurency", "did you mean --max-concurrency?"),
+        ("--kv_capacity=9", "did you mean --kv-capacity?"),
+        ("--bogus", "see `ninfer serve --help`"),
+        ("second.ninfer", "see `ninfer serve --help`"),
+    ],
+)
+def test_an_unknown_argument_names_the_nearest_option(
+    argument: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "m.ninfer", argument])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said == f"ninfer serve: unknown argument {argument}; {hint}\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "complaint"),

@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import json
 import struct
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -223,7 +224,15 @@ def _wanted(arch: str) -> list[tuple[Source, str, dict[str, int]]]:
 
 
 def write_pack(folder: Path, arch: str, cache: Path | None = None, jobs: int = 1) -> list[str]:
-    """Compile every variant that ``arch`` can run, ``jobs`` at a time; returns the entries."""
+    """Compile every variant that ``arch`` can run, ``jobs`` at a time; returns the entries.
+
+    Raises StartupError for a folder that cannot be written, before minutes of compiling.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise StartupError(f"{folder}: cannot be written ({problem.strerror}); choose another") from None
     wanted = _wanted(arch)
     with ThreadPoolExecutor(jobs) as pool:
         codes = list(pool.map(lambda one: build.cached(one[0], one[1], one[2], cache).code, wanted))

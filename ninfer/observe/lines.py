@@ -32,7 +32,8 @@ def _figures(s: Summary) -> Iterator[str]:
     yield f"prompt {count(s.prompt_tokens)}"
     yield f"output {count(len(s.output_tokens))}"
     yield f"cache {count(s.cached_tokens)} ({share:.0f}%, {s.path})"
-    yield f"TTFT {seconds(spans['ttft'])}"
+    if s.output_tokens:
+        yield f"TTFT {seconds(spans['ttft'])}"
     yield f"total {seconds(spans['total'])}"
     yield f"prefill {rate(s.computed_prefill_tokens, spans['prefill'])}"
     yield f"decode {rate(max(0, len(s.output_tokens) - 1), spans['decode'])}"

@@ -40,6 +40,7 @@ from ninfer.settings import EngineOptions
 from ninfer.spec.drafter import DRAFTERS, Drafter
 
 HEADROOM_BYTES = 384 << 20  # modules, cuBLAS and the driver's own
+AUTO_HEADROOM_BYTES = 1 << 30  # what a pool that takes the rest leaves free, the former included
 GRAPH_BYTES = 16 << 20  # of one lane's graphs: of steps, and of rounds of the widest draft
 DRAFT_GRAPH_BYTES = 4 << 20  # of one lane's graph of another width
 EXTRA_BYTES = 64 << 20  # a block for weights that had to be gathered
@@ -235,7 +236,8 @@ def plan_memory(
         )
     if options.kv_auto:
         most = sizes.lanes * sizes.table_width
-        sizes = attrs.evolve(sizes, pages=min(most, sizes.pages + spare // step))
+        more = max(0, spare - max(0, AUTO_HEADROOM_BYTES - headroom)) // step
+        sizes = attrs.evolve(sizes, pages=min(most, sizes.pages + more))
         kept, scratch = rehearse(machine, config, decoder, drafter, sizes, tower)
     return sizes, Plan(sizes.pages, kept, scratch, free, headroom)
 

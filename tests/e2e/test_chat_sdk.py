@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,10 @@ QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 def client(live: Live) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+def test_the_log_says_where_it_computes(live: Live) -> None:
+    assert re.search(r"INFO (numpy on the CPU|NVIDIA [^|]+) \| weights \d", "".join(live.log))
 
 
 def test_the_model_is_listed(client: OpenAI, live: Live) -> None:

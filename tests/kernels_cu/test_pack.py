@@ -179,6 +179,17 @@ def test_pack_round_trip_needs_no_compiler(
     assert compiler.runs == 0
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_compiled(
+    compiler: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "names", lambda: ("plain.cu",))
+    (tmp_path / "file").write_text("taken")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(StartupError, match="cannot be written"):
+            pack.write_pack(folder, "sm_90")
+    assert compiler.runs == 0
+
+
 @pytest.mark.parametrize("damage", ["missing", "stale", "broken"])
 def test_unusable_pack_says_how_to_make_one(
     damage: str, compiler: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,12 @@ def test_a_done_line_reads_as_documented() -> None:
     )
 
 
+def test_a_done_line_without_a_token_has_no_first_token() -> None:
+    silent = attrs.evolve(FINISHED, output_tokens=(), first_token=None, last_token=None)
+    line = lines.done(7, "openai_chat_completions", Done(Finish.CANCELLED, None, silent), None, None)
+    assert "output 0" in line and "TTFT" not in line
+
+
 def test_a_done_line_adds_what_there_is_to_say() -> None:
     more = attrs.evolve(
         FINISHED,

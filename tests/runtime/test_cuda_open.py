@@ -68,15 +68,16 @@ def test_pool_follows_the_capacity_between_one_context_and_all_lanes_full(loaded
     assert asked == {1: 16, 1500: 24, 9000: 32}
 
 
-def test_auto_takes_what_is_left_and_no_more_than_all_lanes_need(loaded):
+def test_auto_takes_what_is_left_beyond_a_gibibyte_and_no_more_than_all_lanes_need(loaded):
     auto = attrs.evolve(OPTIONS, kv_auto=True)
     _, least = planned(loaded, OPTIONS, 1 << 40)
     config = loaded[0]
     step = page_bytes("bf16", config.layer_kinds.count("full_attention"), config.kv_heads)
-    tight = least.kept + least.scratch + least.headroom + 5 * step
+    tight = least.kept + least.scratch + (1 << 30) + 5 * step
     sizes, plan = planned(loaded, auto, tight)
     assert sizes.pages == plan.pages == 16 + 5
-    assert plan.kept + plan.scratch + plan.headroom <= tight
+    assert plan.kept + plan.scratch + (1 << 30) <= tight
+    assert planned(loaded, auto, least.kept + least.scratch + least.headroom)[0].pages == 16
     assert planned(loaded, auto, 1 << 40)[0].pages == 32
 
 
