@@ -94,11 +94,11 @@ class Contexts:
         with anyio.move_on_after(self.disk.save_seconds) as scope:
             await self.engine.rest()
             if self.engine.failure is None:
-                await self._save()
+                await self._save("info")
         if scope.cancelled_caught:
             self.records.warning("retained contexts were not all written in time")
 
-    async def _save(self) -> None:
+    async def _save(self, level: str = "debug") -> None:
         try:
             async with self._turn:
                 await self.persistence.save()
@@ -109,7 +109,9 @@ class Contexts:
         else:
             self._troubled = False
             kept = self.persistence.disk
-            self.records.debug(f"{count(len(kept))} files of retained contexts on disk | {size(kept.used)}")
+            self.records.write(
+                level, f"{count(len(kept))} files of retained contexts on disk | {size(kept.used)}"
+            )
 
 
 @asynccontextmanager

@@ -31,7 +31,9 @@ def test_a_restarted_server_knows_what_it_knew(tmp_path: Path) -> None:
     options = ("--context-dir", str(folder), "--max-context", "1024")
     with running(*options) as first:
         text, known = ask(first)
-    assert known == 0 and list(folder.glob("*.context"))
+    files = list(folder.glob("*.context"))
+    assert known == 0 and files
+    assert any(f"INFO {len(files)} files of retained contexts on disk | " in line for line in first.log)
     with running(*options) as second:
         again, known = ask(second)
         assert again == text and known > 20
