@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import attrs
 
@@ -44,8 +45,12 @@ class Contexts:
     _turn: anyio.Lock = attrs.field(factory=anyio.Lock)  # of who reads or writes: first come, first served
 
     async def find(self) -> None:
-        """See what is there; call it before requests are served."""
-        found = await self.persistence.open()
+        """See what is there; call it before requests are served.  Raises ``StartupError``."""
+        try:
+            found = await self.persistence.open()
+        except OSError as problem:
+            why = f"{self.disk.folder}: its files cannot be managed ({problem.strerror})"
+            raise StartupError(f"--context-dir {why}; make it writable for this user") from None
         used = self.persistence.disk.used
         self.records.info(f"{count(found)} files of retained contexts in {self.disk.folder} | {size(used)}")
 
@@ -131,7 +136,7 @@ async def opened_contexts(
     with _locked(disk.folder) as folder:
         signature = f"{identity_of(artifact)} {archive.signature}"
         engine.scheduler.memory.disk.capacity = disk.bytes
-        store = ContextStore(folder, signature, records.warning)
+        store = ContextStore(folder, signature, records.warning, anyio.from_thread.check_cancelled)
         persistence = Persistence(engine, archive, store, anyio.to_thread.run_sync)
         yield Contexts(engine, persistence, disk, records)
 

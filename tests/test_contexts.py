@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import attrs
 import pytest
 
@@ -18,6 +21,7 @@ from ninfer.engine.context_store import ContextStore
 from ninfer.engine.job import Job
 from ninfer.engine.loop import Engine
 from ninfer.engine.persist import Persistence
+from ninfer.faults import StartupError
 from ninfer.observe.records import Records
 from ninfer.prompt.prepared import Mark, MarkKind
 from ninfer.settings import ContextCosts, ContextDisk, EngineOptions
@@ -64,6 +68,10 @@ async def serving(there: Setting) -> AsyncIterator[None]:
         yield
         await there.engine.rest()
         tasks.cancel_scope.cancel()
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def slow_device() -> FakeDevice:
@@ -118,6 +126,46 @@ async def test_a_full_disk_is_told_once_and_forgiven(
         assert there.stderr.getvalue().count("No space left") == 1
         await there.contexts.close()
         assert there.files
+
+
+async def test_what_cannot_be_removed_is_tried_again(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / f"{'0a' * 32}.context").write_bytes(bytes(2_000_000))
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, bytes=1_000_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(ContextStore, "remove", stuck)
+            with pytest.raises(StartupError, match="Read-only"):
+                await there.contexts.find()
+            await hear(engine, job(prompt(40), 3))
+            await there.contexts.close()
+        await there.contexts.close()
+        assert there.files and f"{'0a' * 32}.context" not in there.files
+        assert there.contexts.persistence.disk.used == sum(
+            (tmp_path / name).stat().st_size for name in there.files
+        )
+
+
+async def test_a_write_that_is_slow_itself_is_left_when_patience_ends(
+    tmp_path: Path,
+) -> None:
+    """On the real clock, since it runs on a thread: every piece waits for the cancellation."""
+
+    def crawl() -> None:
+        for _ in range(1000):
+            anyio.from_thread.check_cancelled()
+            threading.Event().wait(0.01)
+
+    async with running(FakeDevice(small(host_bytes=100_000), Hashed(length=30)), OPTIONS) as engine:
+        await hear(engine, job(prompt(40), 3))
+        there = setting(engine, tmp_path, anyio.to_thread.run_sync, save_seconds=0.02)
+        there.contexts.persistence.store = ContextStore(tmp_path, "fake", pytest.fail, crawl)
+        await there.contexts.close()
+        assert "not all written in time" in there.stderr.getvalue() and left(tmp_path) == []
 
 
 async def test_closing_waits_for_rest_but_not_for_ever(autojump_clock: Any, tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ Owns the format and the folder.  A file names everything that makes its state va
 that a file is written whole or not at all, that its head is proved when it is found and its state when it
 is read, and that a damaged, cut, foreign or outdated one is reported and ignored, never believed.
 
+Only regular files under names that this room gives are looked at, counted and removed: whatever else a
+folder holds is somebody else's, and opening it might block.
+
 The one thing a reader would get wrong: the state in a file is that of the last tokens of its history alone;
 the KV of those before lies in other files, and ``engine.disk`` knows which.
 """
@@ -13,8 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import stat
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +38,10 @@ _ITEM = struct.Struct("<QQIIIII")  # start, stop, grid (3), digest bytes, runs
 _RUN = struct.Struct("<QQ")
 _SUM = 32
 _PIECE = 8 << 20  # bytes read at a time
-SUFFIX = ".context"
+_HEAD_BYTES = 64 << 20  # no honest head is longer: it has 20 bytes a token
+_NAMED = 5  # bad files that are told of one by one
+_NAME = re.compile("[0-9a-f]{64}")
+SUFFIX, DRAFT = ".context", ".part"
 
 
 class Damaged(Exception):
@@ -42,12 +52,14 @@ class Damaged(Exception):
 class ContextStore:
     """The files under ``folder`` that devices of one ``signature`` may use; ``warn`` hears of bad ones.
 
-    All methods block; call them from a worker thread, one at a time.
+    All methods block; call them from a worker thread, one at a time.  ``pause`` is called between pieces
+    of long work, and may end it by raising.
     """
 
     folder: Path
     signature: str
     warn: Callable[[str], None]
+    pause: Callable[[], None] = lambda: None
 
     @property
     def _seal(self) -> bytes:
@@ -58,18 +70,33 @@ class ContextStore:
 
         What interrupted writes left behind goes.
         """
-        for path in self.folder.glob("*.part"):
-            path.unlink(missing_ok=True)
+        for path in self._named(DRAFT):
+            with suppress(OSError):
+                path.unlink()
         good: list[Stretch] = []
         others: list[tuple[int, Foreign]] = []
-        for path in sorted(self.folder.glob("*" + SUFFIX)):
-            seen = self._look_at(path)
+        troubles: list[str] = []
+        for path in self._named(SUFFIX):
+            seen = self._look_at(path, troubles)
             if isinstance(seen, Stretch):
                 good.append(seen)
-            else:
-                status = path.stat()
-                others.append((status.st_mtime_ns, Foreign(path.stem, status.st_size)))
+            elif seen is not None:
+                others.append((seen.st_mtime_ns, Foreign(path.stem, seen.st_size)))
+        self._report(troubles)
         return good, [foreign for _, foreign in sorted(others, key=lambda one: one[0])]
+
+    def _report(self, troubles: list[str]) -> None:
+        """Tell of bad files, of the first few by name: another model may have left thousands."""
+        for trouble in troubles[:_NAMED]:
+            self.warn(trouble)
+        if len(troubles) > _NAMED:
+            self.warn(f"{len(troubles) - _NAMED} more files are ignored for such reasons")
+
+    def _named(self, suffix: str) -> Iterator[Path]:
+        """Find what may have been written here, by name.  Raises ``OSError``."""
+        for name in sorted(os.listdir(self.folder)):
+            if name.endswith(suffix) and _NAME.fullmatch(name.removesuffix(suffix)):
+                yield self.folder / name
 
     def write(
         self, whole: Identity, start: int, kind: int, state: Sequence[Raw], instead_of: Iterable[str] = ()
@@ -86,25 +113,28 @@ class ContextStore:
         return Stretch(name, whole, start, kind, size, len(head) + _SUM + size, digest.digest())
 
     def _write(self, name: str, parts: Iterable[Raw]) -> None:
-        draft = self._path(name).with_suffix(".part")
+        draft = self._path(name).with_suffix(DRAFT)
         try:
             with open(draft, "wb", opener=_private) as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
+                for part in parts:
+                    self.pause()
+                    file.write(part)
+                    file.flush()
+                    os.fsync(file.fileno())  # by pieces: one of everything could take minutes at its end
             draft.replace(self._path(name))
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
     def read(self, stretch: Stretch, into: memoryview) -> None:
         """Fill memory with the state of a stretch.  Raises ``Damaged`` or ``OSError``."""
         if len(into) != stretch.payload:
             raise Damaged(f"its state has {stretch.payload} bytes, not {len(into)}")
         digest = hashlib.sha256()
-        with self._path(stretch.name).open("rb") as file:
+        with _opened(self._path(stretch.name)) as file:
             file.seek(stretch.size - stretch.payload)
             for begin in range(0, len(into), _PIECE):
+                self.pause()
                 piece = into[begin : begin + _PIECE]
                 if file.readinto(piece) != len(piece):
                     raise Damaged("it is cut short")
@@ -120,17 +150,22 @@ class ContextStore:
     def _path(self, name: str) -> Path:
         return self.folder / (name + SUFFIX)
 
-    def _look_at(self, path: Path) -> Stretch | None:
-        """Read the head of a file and say what is wrong with it, if anything is."""
+    def _look_at(self, path: Path, troubles: list[str]) -> Stretch | os.stat_result | None:
+        """Read the head of a file; if it is of no use say why, and return its status if it is a file."""
+        status: os.stat_result | None = None
         try:
-            with path.open("rb") as file:
-                stretch = _decode(file, path.stem, os.fstat(file.fileno()).st_size, self._seal)
-        except (OSError, Damaged) as problem:
-            self.warn(f"{path.name} is ignored: {problem}")
+            with _opened(path) as file:
+                status = os.fstat(file.fileno())
+                stretch = _decode(file, path.stem, status.st_size, self._seal)
+        except FileNotFoundError:
             return None
+        except (OSError, Damaged) as problem:
+            why = problem.strerror if isinstance(problem, OSError) else problem
+            troubles.append(f"{path.name} is ignored: {why}")
+            return status
         if stretch is None:
-            self.warn(f"{path.name} belongs to another model or format; it is ignored")
-        return stretch
+            troubles.append(f"{path.name} belongs to another model or format; it is ignored")
+        return stretch or status
 
 
 def name_of(seal: bytes, whole: Identity, start: int) -> str:
@@ -146,8 +181,21 @@ def file_bytes(whole: Identity, state: int) -> int:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that only this user may read: a context gives away what was said."""
-    return os.open(path, flags, 0o600)
+    """Open a file that only this user may read, as a context gives away what was said; follow no link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _unblocked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file to read; a pipe, device or link is none.  Raises ``Damaged`` or ``OSError``."""
+    with open(path, "rb", opener=_unblocked) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Damaged("it is not a file")
+        yield file
 
 
 # Format
@@ -173,19 +221,18 @@ def _encode(whole: Identity, start: int, kind: int, size: int, digest: bytes, se
 
 @attrs.define
 class _Cursor:
-    """Reads a file front to back and refuses to run over its end; remembers what it has read."""
+    """Reads proved bytes front to back."""
 
-    file: BinaryIO
-    size: int
-    seen: bytearray = attrs.field(factory=bytearray)
+    data: bytes
+    at: int = 0
 
     def take(self, size: int) -> bytes:
-        """Return the next ``size`` bytes."""
-        if len(self.seen) + size > self.size:
-            raise Damaged("it is cut short")
-        data = self.file.read(size)
-        self.seen += data
-        return data
+        """Return the next ``size`` bytes.  Raises ``Damaged`` if there are fewer."""
+        taken = self.data[self.at : self.at + size]
+        if len(taken) != size:
+            raise Damaged("its parts do not belong together")
+        self.at += size
+        return taken
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
         """Return the next fields."""
@@ -193,24 +240,39 @@ class _Cursor:
 
 
 def _decode(file: BinaryIO, name: str, size: int, seal: bytes) -> Stretch | None:
-    """Read the head of a file; None if it is another device's.  Raises ``Damaged``."""
-    cursor = _Cursor(file, size)
-    if cursor.take(len(_MAGIC)) != _MAGIC:
+    """Read the head of a file; None if it is another device's.  Raises ``Damaged``.
+
+    Where its parts lie is only believed once they are proved, and no size that a file claims is allocated
+    before it is known to be possible.
+    """
+    start = _read(file, len(_MAGIC) + _HEAD.size)
+    if not start.startswith(_MAGIC):
         raise Damaged("it is not a retained context")
-    sealed, start, tokens, items, kind, shaped, state, digest = _HEAD.unpack(cursor.take(_HEAD.size))
+    sealed, first, tokens, items, kind, shaped, state, digest = _HEAD.unpack(start[len(_MAGIC) :])
     if sealed != seal:
         return None
+    rest = size - len(start) - _SUM - state
+    if not 0 <= rest <= _HEAD_BYTES:
+        raise Damaged("its parts do not belong together")
+    described = _read(file, rest)
+    if _read(file, _SUM) != hashlib.sha256(start + described).digest():
+        raise Damaged("the checksum of its head does not match")
+    cursor = _Cursor(described)
     ids = cursor.take(tokens * ID)
     shape = cursor.take(tokens * SHAPE) if shaped else None
     whole = Identity(0, ids, shape, tuple(_decode_item(cursor) for _ in range(items)))
-    proof = hashlib.sha256(cursor.seen).digest()
-    if cursor.take(_SUM) != proof:
-        raise Damaged("the checksum of its head does not match")
-    if name != name_of(seal, whole, start):
+    if name != name_of(seal, whole, first):
         raise Damaged("it holds another context")
-    if len(cursor.seen) + state != size or start > tokens or kind >= len(KINDS):
+    if cursor.at != len(described) or first > tokens or kind >= len(KINDS):
         raise Damaged("its parts do not belong together")
-    return Stretch(name, whole, start, kind, state, size, digest)
+    return Stretch(name, whole, first, kind, state, size, digest)
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise Damaged("it is cut short")
+    return data
 
 
 def _decode_item(cursor: _Cursor) -> MediaKey:

@@ -11,6 +11,7 @@ request that wants a context pays for reading it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -86,9 +87,19 @@ class Persistence:
         return len(self.disk)
 
     async def _sweep(self) -> None:
+        with self._removed() as names:
+            if names:
+                await self.run_blocking(lambda: self.store.remove(names))
+
+    @contextmanager
+    def _removed(self) -> Iterator[list[str]]:
+        """Hand out the names of rubbish; it is tried again next time if it could not be removed."""
         names = self.disk.take_rubbish()
-        if names:
-            await self.run_blocking(lambda: self.store.remove(names))
+        try:
+            yield names
+        except OSError:
+            self.disk.rubbish += names
+            raise
 
     # Out
 
@@ -150,9 +161,9 @@ class Persistence:
         worth = retention.image_worth(node) if image else retention.worth(node)
         if not self._stands(node, part) or not self.disk.make_room(size, worth, set(keep)):
             return self._stands(node, part)  # it may not fit where the next one does
-        names, kind, written = self.disk.take_rubbish(), KINDS.index(node.kind), list[Stretch]()
-        write = self.store.write
-        await self.run_blocking(lambda: written.append(write(whole, start, kind, state, names)))
+        kind, written, write = KINDS.index(node.kind), list[Stretch](), self.store.write
+        with self._removed() as names:
+            await self.run_blocking(lambda: written.append(write(whole, start, kind, state, names)))
         self.disk.add(written[0])
         self.engine.scheduler.counters.disk_written_bytes += written[0].size
         return True
