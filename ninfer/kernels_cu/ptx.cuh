@@ -215,19 +215,6 @@ __device__ __forceinline__ void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// Add to a counter without an answer; earlier writes of this thread, and of those it has met at a barrier,
-// are visible to whoever sees the sum with load_acquire.
-__device__ __forceinline__ void add_release(u32* counter, u32 amount) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(counter), "r"(amount) : "memory");
-}
-
-// Read what another block writes, before anything that follows; the way to wait for another block.
-__device__ __forceinline__ u32 load_acquire(const u32* p) {
-    u32 seen;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(p) : "memory");
-    return seen;
-}
-
 // The fp16 product on fresh accumulators: d = a @ b.
 __device__ __forceinline__ void mma_fp16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(

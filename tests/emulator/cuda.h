@@ -1,5 +1,5 @@
-// Runs the kernels of a .cu file on the CPU: one fiber per CUDA thread, blocks one after another; a block
-// that waits for another one (load_acquire of ptx.cuh) makes room, and all go on in turn.
+// Runs the kernels of a .cu file on the CPU: one fiber per CUDA thread, blocks one after another, so a block that
+// waits for a later one never ends.
 //
 // Barriers, warp collectives and the wrapped PTX of kernels_cu (mma, ldmatrix, cp.async) behave as
 // on the device; cp.async lands only when it is waited for, and shared memory starts as NaN, so a
@@ -54,21 +54,20 @@ struct Fiber {
 struct Team { int arrived = 0; uint32_t turn = 0; };
 struct Block {
     uint3 index;
-    std::vector<Fiber> fibers; std::vector<Warp> warps; std::vector<uint8_t> dynamic, fixed; std::vector<int> order;
-    int alive, arrived, any; uint32_t barrier_turn; uint64_t seed;
-    bool parked;  // some thread waits for another block
+    std::vector<Fiber> fibers; std::vector<Warp> warps; std::vector<uint8_t> dynamic; std::vector<int> order;
+    int alive, arrived; uint32_t barrier_turn; uint64_t seed;
     char* stacks = nullptr; Team teams[16];
     ~Block() { free(stacks); }
 };
 
-inline Block* now;  // whose static shared memory is in place
+inline Block* now;
 inline Fiber* self;
 inline dim3 block_size, grid_size;
 inline uint8_t* dynamic_shared;
 inline void* main_sp;
 inline void (*entry)(void**);
 inline void** entry_args;
-constexpr size_t STACK = 256 << 10, MOST_BLOCKS = 16;  // blocks that may wait for each other
+constexpr size_t STACK = 256 << 10;
 
 extern "C" void emu_switch(void** save, void* load);
 asm(R"(
@@ -94,7 +93,6 @@ emu_switch:
 )");
 
 inline void yield() { emu_switch(&self->sp, main_sp); }
-inline void park() { now->parked = true; yield(); }
 
 inline void release_if_complete() {
     if (now->arrived && now->arrived == now->alive) { now->arrived = 0; now->barrier_turn++; }
@@ -155,22 +153,12 @@ extern uint8_t __start_emu_shared[] __attribute__((weak)), __stop_emu_shared[] _
 
 namespace emu {
 
-inline size_t fixed_bytes() { return __start_emu_shared ? __stop_emu_shared - __start_emu_shared : 0; }
-
-inline void put_aside(Block& b) {
-    if (size_t n = fixed_bytes()) b.fixed.assign(__start_emu_shared, __start_emu_shared + n);
-}
-
-inline void bring_in(Block& b) {
-    now = &b;
-    if (size_t n = fixed_bytes()) memcpy(__start_emu_shared, b.fixed.data(), n);
-    dynamic_shared = (uint8_t*)(((uintptr_t)b.dynamic.data() + 1023) & ~uintptr_t(1023));
-}
-
 inline void reset(Block& b, uint3 index, int shared) {
     int threads = block_size.x * block_size.y * block_size.z;
     b.index = index; b.seed = 88172645463325252ull;
-    b.dynamic.assign(shared + 1024, 0xff); b.fixed.assign(fixed_bytes(), 0xff);
+    b.dynamic.assign(shared + 1024, 0xff);
+    dynamic_shared = (uint8_t*)(((uintptr_t)b.dynamic.data() + 1023) & ~uintptr_t(1023));
+    if (__start_emu_shared) memset(__start_emu_shared, 0xff, __stop_emu_shared - __start_emu_shared);
     if ((int)b.fibers.size() < threads) b.fibers.resize(threads);
     b.warps.assign((threads + 31) / 32, Warp{});
     b.order.resize(threads);
@@ -191,11 +179,9 @@ inline void reset(Block& b, uint3 index, int shared) {
     }
 }
 
-// Go on with a block until it ends or waits for another one.
 inline void run(Block& b) {
     int threads = block_size.x * block_size.y * block_size.z;
-    bring_in(b);
-    for (b.parked = false; b.alive && !b.parked;) {
+    while (b.alive) {
         if (emu_order == 2)
             for (int i = threads - 1; i > 0; i--) {
                 b.seed ^= b.seed << 13; b.seed ^= b.seed >> 7; b.seed ^= b.seed << 17;
@@ -207,7 +193,6 @@ inline void run(Block& b) {
             emu_switch(&main_sp, self->sp);
         }
     }
-    if (b.alive) put_aside(b);
 }
 
 template <class F, class Tuple, size_t... I> inline void call(F f, void** args, std::index_sequence<I...>);
@@ -224,18 +209,12 @@ inline int launch(void (*kernel)(A...), const int* grid, const int* block, int s
     Thunk<A...>::kernel = kernel;
     entry = Thunk<A...>::invoke; entry_args = args;
     grid_size = dim3(grid[0], grid[1], grid[2]); block_size = dim3(block[0], block[1], block[2]);
-    static Block blocks[MOST_BLOCKS];
-    std::vector<Block*> idle, waiting;
-    for (Block& b : blocks) idle.insert(idle.begin(), &b);
+    static Block block_now;
+    now = &block_now;
     for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
-        if (idle.empty()) { fprintf(stderr, "emulator: too many blocks wait for each other\n"); abort(); }
-        Block* b = idle.back();
-        reset(*b, uint3{(unsigned)x, (unsigned)y, (unsigned)z}, shared);
-        run(*b);
-        if (b->alive) { idle.pop_back(); waiting.push_back(b); }
+        reset(*now, uint3{(unsigned)x, (unsigned)y, (unsigned)z}, shared);
+        run(*now);
     }
-    for (size_t left = waiting.size(); left;)
-        for (Block* b : waiting) if (b->alive) { run(*b); left -= !b->alive; }
     return 0;
 }
 
@@ -252,10 +231,6 @@ inline int launch(void (*kernel)(A...), const int* grid, const int* block, int s
 #define gridDim emu::grid_size
 #define __syncthreads emu::barrier
 inline void __syncwarp(unsigned mask = ~0u) { emu::exchange(mask, emu::Slot{}); }
-inline int __syncthreads_or(int p) {
-    int& any = emu::now->any;
-    __syncthreads(); any = 0; __syncthreads(); any |= p; __syncthreads(); return any;
-}
 
 template <class T> inline T __shfl_sync(unsigned mask, T v, int src, int width = 32) {
     auto s = emu::exchange(mask, emu::pack(v));
@@ -289,13 +264,9 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned v) {
     return out;
 }
 inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
-inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, !p) == 0; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }
-inline int __float_as_int(float f) { int x; memcpy(&x, &f, 4); return x; }
 inline float __uint_as_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned x; memcpy(&x, &f, 4); return x; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
@@ -308,38 +279,26 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     }
     return out;
 }
-inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? lo >> s | hi << (32 - s) : lo; }
 inline float __expf(float x) { return expf(x); }
-inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
 inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
 inline unsigned __vmaxu2(unsigned a, unsigned b) {
     unsigned low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
     return low | ((a >> 16) > (b >> 16) ? a >> 16 : b >> 16) << 16;
 }
-inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
-inline int __dp4a(int a, int b, int c) { for (int i = 0; i < 4; i++) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i); return c; }
 template <class A, class B> inline auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
 template <class A, class B> inline auto max(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
 template <class T> inline T __ldg(const T* p) { return *p; }
 template <class T> inline T __ldcg(const T* p) { return *p; }
 template <class T> inline T __ldcs(const T* p) { return *p; }
-template <class T> inline void __stcs(T* p, T v) { *p = v; }
 template <class T> inline void __stcg(T* p, T v) { *p = v; }
 inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __nanosleep(unsigned) {}
 template <class T, class U> inline T atomicAdd(T* p, U v) { T old = *p; *p = old + (T)v; return old; }
 template <class T, class U> inline T atomicMax(T* p, U v) { T old = *p; if ((T)v > old) *p = v; return old; }
 template <class T, class U> inline T atomicExch(T* p, U v) { T old = *p; *p = v; return old; }
 template <class T> inline T atomicCAS(T* p, T c, T v) { T old = *p; if (old == c) *p = v; return old; }
-inline unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
-inline void __trap() { abort(); }

@@ -135,11 +135,6 @@ inline void mma_bf16_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
     u32 a[4] = {a0, a1, 0, 0};
     mma_bf16(d, a, b, 0);
 }
-inline void add_release(u32* counter, u32 amount) { *counter += amount; }
-inline u32 load_acquire(const u32* p) {
-    emu::park();
-    return *(volatile const u32*)p;
-}
 inline void mma_fp16_fresh(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     d[0] = d[1] = d[2] = d[3] = 0;
     mma_fp16(d, a, b0, b1);
