@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.prefill),
         args.kv_dtype,
         args.layers,
-        tuple(args.reuse),
+        tuple(max(64, n) for n in args.reuse),
         args.draft_tokens,
         args.proposal_rows,
         args.kernels,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from ninfer.artifact import inventory, layouts
 from ninfer.artifact.convert.recipes import RECIPES as WRITTEN
 from ninfer.artifact.convert.recipes import role_of
 from ninfer.artifact.reader import open_artifact
-from ninfer.bench.gpu import RandomLoader, lane_bytes
+from ninfer.bench import gpu
+from ninfer.bench.gpu import Asked, RandomLoader, lane_bytes
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, recipe
+from ninfer.cli import build_parser
 from ninfer.commands.bench_gpu import RECIPES, as_text
 from ninfer.commands.bench_gpu import SHAPES as OFFERED
+from ninfer.commands.bench_gpu import run as run_gpu
 from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
 from ninfer.model.weights import load_decoder
 from ninfer.ops.stored import CODES
@@ -142,3 +146,16 @@ def test_figures_read_as_sentences():
     assert "0.650 of the sustained one" in text and "690 sustained" in text
     assert "width 3 : 1.250 of a plain step" in text and "pays from 0.250 accepted" in text
     assert "80.0 tok/s" in text and "0.900 of the read rate" in text and "0.600 of the product rate" in text
+
+
+def test_every_count_is_one_that_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Asked] = []
+
+    def measure(what: Asked, say: Any) -> dict[str, Any]:
+        asked.append(what)
+        return {}
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    words = ["bench", "gpu", "--reuse", "3", "4096", "--context", "1", "--json"]
+    assert run_gpu(build_parser().parse_args(words)) == 0
+    assert (asked[0].reuse, asked[0].contexts) == ((64, 4096), (64,))
