@@ -1,9 +1,10 @@
 // The recurrent Gated DeltaNet: one token after another, a block a (value head, sequence).
 //
-// delta_step serves decode (one row a sequence; the slot advances) and verification (several rows;
-// the slot stays, and the raw rows go to the lane's record).  delta_fold advances slots over the first
-// rows of their records, all layers at once; delta_ring then moves the convolution history.  A fold does
-// the additions of as many decode steps in the same order, so it ends in the same bits.
+// delta_step serves decode (one row a sequence; the slot advances), the tail of a prompt (several rows of one
+// sequence; the slot advances, delta_ring moves the history behind it) and verification (several rows; the slot
+// stays, and the raw rows go to the lane's record).  delta_fold advances slots over the first rows of their
+// records, all layers at once; delta_ring then moves the convolution history.  A tail and a fold do the
+// additions of as many decode steps in the same order, so they end in the same bits.
 //
 // A spill is allowed: one register, on one architecture.
 //: spills delta_step 8
@@ -68,7 +69,7 @@ __device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const Del
 }
 
 // Fetch rows row .. row + count - 1 of a sequence that begins at `begin`; raw columns go to `line`, `width`
-// apart, or the only one to `column`, where given.
+// apart, or to `column`, where given: the only one stays there, those of a tail delta_ring writes again.
 __device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaRows& rows, int head, int begin, int row,
                                            int count, int from, Workspace& ws, bf16* line, int width, bf16* column) {
     int pieces = PIECES - from, old = row > begin ? HISTORY : 0;

@@ -202,7 +202,7 @@ class CupyTransfers:
     def room(self, nbytes: int) -> Bytes:
         """Lend pinned memory once no copy reads what was there before: the host fills it, out of order.
 
-        Raises ``MemoryError``.
+        Waits for what had been submitted when memory was last given back.  Raises ``MemoryError``.
         """
         from cupy.cuda import runtime
 

@@ -270,5 +270,5 @@ class ThreadArchive:
         return await self.device.call(lambda: self.program.export_host(key, skip, count))
 
     async def room(self, key: int, pages: int) -> memoryview:
-        """Set host memory aside under a new ``key``; no unit is waited for."""
+        """Set host memory aside under a new ``key``, without waiting for a turn among the units."""
         return await self.device.call(lambda: self.program.room(key, pages), apart=True)

@@ -1,4 +1,9 @@
-"""Attention, DeltaNet and whole models on the card."""
+"""The suites on the card; that of vision is beside them, in test_vision.py.
+
+    python -m pytest tests/device -m cuda
+
+runs all there is for a card, as ``scripts/device_run.sh`` does.
+"""
 
 import pytest
 
