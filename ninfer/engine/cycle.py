@@ -90,7 +90,6 @@ def feed(seq: Sequence, upto: int) -> Flight:
         pages=seq.pages,
         positions=_positions(seq, start, upto),
         rope_delta=prompt.rope_delta,
-        next_id=None if sample or upto >= seq.known else seq.ids(upto, upto + 1)[0],
         sample=sample,
         media=tuple(span for span in prompt.media if span.start < upto and span.stop > start),
         tail=seq.tail <= start and upto <= seq.prompt_tokens and not control,

@@ -63,12 +63,11 @@ class Prefill:
 
     ``start`` is the lane's frontier.  ``pages`` is the lane's whole page table, long enough for
     ``start + len(ids)`` tokens.  ``positions`` are the three axes of these rows, or None when all
-    equal ``start + i + rope_delta``.  ``next_id`` is the prompt token after the last row (None
-    when it is the one to be sampled): drafters need it.  With ``sample`` the result holds one
-    token chosen with RNG purpose 0 at position ``start + len(ids)``.  Empty ``ids`` with
-    ``sample`` samples from the slot's saved hidden state.  ``media`` lists the items whose
-    placeholder rows meet this unit.  ``tail`` says that these are the few rows behind the input mark,
-    of which there are always the same: a device may compute them as it computes decode rows.
+    equal ``start + i + rope_delta``.  With ``sample`` the result holds one token chosen with RNG
+    purpose 0 at position ``start + len(ids)``.  Empty ``ids`` with ``sample`` samples from the
+    slot's saved hidden state.  ``media`` lists the items whose placeholder rows meet this unit.
+    ``tail`` says that these are the few rows behind the input mark, of which there are always the
+    same: a device may compute them as it computes decode rows.
     """
 
     lane: int
@@ -78,7 +77,6 @@ class Prefill:
     pages: tuple[int, ...]
     positions: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
     rope_delta: int = 0
-    next_id: int | None = None
     sample: bool = False
     media: tuple[MediaSpan, ...] = ()
     tail: bool = False

@@ -4,7 +4,8 @@ Owns the running estimates (acceptance by request and overall, seconds by batch 
 of what drafting has lost.  Promises that a round never drafts beyond what the request may still say, nor
 beyond the thinking budget, and that estimates change no greedy text, only its speed.  Automatic drafting
 stops while it has lost more than ``PATIENCE`` of the time against plain steps; where it doesn't pay, one
-draft is tried whenever that can be expected to keep the losses below ``PROBING``.
+draft is tried whenever that can be expected to keep the losses below ``PROBING``.  No single measurement,
+however wrong, decides for good: each is held to ``HICCUP`` of what is known, and plain time saves up for a try.
 
 The one thing a reader would get wrong: all rows of a batch ask for the same width, because the batch
 costs what its widest row costs; a row near its limit then asks for less.
@@ -12,6 +13,7 @@ costs what its widest row costs; a row near its limit then asks for less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
@@ -27,7 +29,9 @@ PATIENCE = 0.015  # share of the time of late rounds that drafting may lose befo
 PROBING = 0.005  # share that it may lose by trying again
 FORGET = 0.998  # weight of the past in that account
 REST = 8  # for so long plain steps are not put in question
-HICCUP = 3.0  # no round is taken to cost more than so many of its kind
+HICCUP = (
+    3.0  # no round is taken to cost more than so many of its kind, nor its kind more than so many of it
+)
 
 
 @attrs.define(eq=False)
@@ -43,6 +47,7 @@ class Drafting:
     _seen: dict[tuple[int, int], int] = attrs.field(factory=dict)  # how many rounds that knows
     _spent: float = 0.0  # seconds of late rounds
     _lost: float = 0.0  # of these, what plain steps would have saved
+    _plain: float = 0.0  # seconds of plain steps since the last draft
     _resting: tuple[Sequence, ...] = ()  # rows that were found to gain nothing
     _until: int = 0  # the round when that is asked again
 
@@ -82,7 +87,7 @@ class Drafting:
         batch, plain = len(rows), self._seconds(len(rows), 0)
         tokens = sum(1 + self._of(seq) * self.useful(seq, 1) for seq in rows)
         loss = self._seconds(batch, 1) - plain * tokens / batch
-        return self._lost + loss <= PROBING * self._spent
+        return self._lost + loss <= PROBING * max(self._spent, self._plain)
 
     def _best(self, rows: Rows[Sequence], widest: int) -> int:
         return max(range(widest + 1), key=lambda width: self._yield(rows, width))
@@ -104,13 +109,14 @@ class Drafting:
                 seq.acceptance = self._of(seq) + share * (seen - self._of(seq))
                 self.acceptance += (1 - MEMORY) * (seen - self.acceptance)
         self.rounds += 1
-        if seconds > 0:
+        if 0 < seconds < math.inf:
             self._measure((len(rows), max(drafted, default=0)), seconds)
             self._account((len(rows), max(drafted, default=0)), sum(accepted) + len(rows))
 
     def _measure(self, key: tuple[int, int], seconds: float) -> None:
-        known, times = self._cost.get(key, seconds), self._seen.get(key, 0)
+        times = self._seen.get(key, 0)
         share = max(1 / (times + 1), 1 - MEMORY)
+        known = min(self._seconds(*key) if self._cost else seconds, HICCUP * seconds)
         self._cost[key] = known + share * (min(seconds, HICCUP * known) - known)
         self._seen[key] = times + 1
 
@@ -119,6 +125,7 @@ class Drafting:
         batch, plain = key[0], self._cost.get((key[0], 0))
         lost = 0.0 if plain is None else self._cost[key] - plain * tokens / batch
         self._spent = FORGET * self._spent + self._cost[key]
+        self._plain = 0.0 if key[1] else self._plain + self._cost[key]
         self._lost = max(FORGET * self._lost + lost, 0.0)
 
     def _tried(self, batch: int) -> int:

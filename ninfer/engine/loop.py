@@ -334,7 +334,12 @@ class Engine:
     # Endings
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
-        self._end(seq, Done(finish, seq.job.judge.finish(), self.meter.summary(seq)), finish)
+        try:
+            piece = seq.job.judge.finish()
+        except Exception:  # noqa: BLE001 - as in ``_take``
+            self._fail(seq, admission.engine_failed())
+            return
+        self._end(seq, Done(finish, piece, self.meter.summary(seq)), finish)
 
     def _fail(self, seq: Sequence, fault: Fault) -> None:
         self._end(seq, Failed(fault, self.meter.summary(seq)))

@@ -106,7 +106,6 @@ async def test_prompt_positions_and_media_reach_the_device_chunk_by_chunk(autoju
     assert [len(unit.ids) for unit in chunks] == [32, 28]
     assert [unit.media for unit in chunks] == [(span,), (span,)]
     assert chunks[1].positions == (axis[32:],) * 3
-    assert chunks[0].next_id == ask.ids[32]
     rows = [unit.rows[0] for unit in device.log if isinstance(unit, Decode)]
     assert {row.rope_delta for row in rows} == {-2}
 
@@ -250,6 +249,17 @@ async def test_a_row_without_a_token_fails_its_request_alone(autojump_clock):
 async def test_a_judge_that_breaks_fails_its_request_alone(autojump_clock):
     class Bug(Reader):
         def take(self, token):
+            raise ZeroDivisionError
+
+    async with running() as engine:
+        heard = await hear_all(engine, [job(10, 20, judge=Bug()), job(12, 20)])
+    assert isinstance(heard[0].end, Failed)
+    assert heard[1].finish is Finish.OUTPUT_LIMIT
+
+
+async def test_a_judge_that_breaks_at_the_end_fails_its_request_alone(autojump_clock):
+    class Bug(Reader):
+        def finish(self):
             raise ZeroDivisionError
 
     async with running() as engine:

@@ -297,7 +297,7 @@ def test_the_tail_of_a_prompt_ends_in_the_bits_of_as_many_steps(bed: Bed, name: 
     ids, pages = prompt(62 + rows, 6), (0, 1)
     tailed, stepped = (program_of(bed, name, max_context=192, spec="mtp", draft_tokens=2) for _ in range(2))
     for program in (tailed, stepped):
-        for unit in (Clear(0), Bind(0, Sampling()), Prefill(0, 0, 0, ids[:62], pages, next_id=ids[62])):
+        for unit in (Clear(0), Bind(0, Sampling()), Prefill(0, 0, 0, ids[:62], pages)):
             program.run(unit)
     (found,) = tailed.run(Prefill(0, 0, 62, ids[62:], pages, sample=True, tail=True)).rows
     for at, token in enumerate(ids[62:], 62):
