@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -72,10 +72,9 @@ class Contexts:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._lose_patience, fetch)
             async with self._turn:
-                with suppress(DeviceFailed):
-                    problem = await self.persistence.read(fetch)
-                    if problem:
-                        self.records.warning(f"retained context {problem}")
+                problem = await self.persistence.read(fetch)
+                if problem:
+                    self.records.warning(f"retained context {problem}")
             tasks.cancel_scope.cancel()
 
     async def _lose_patience(self, fetch: Fetch) -> None:
@@ -107,9 +106,10 @@ class Contexts:
         try:
             async with self._turn:
                 await self.persistence.save()
-        except OSError as problem:
+        except (OSError, MemoryError, DeviceFailed) as problem:
             if not self._troubled:
-                self.records.warning(f"retained contexts cannot be written | {problem.strerror}")
+                why = problem.strerror if isinstance(problem, OSError) else str(problem) or "no memory"
+                self.records.warning(f"retained contexts cannot be written | {why}")
             self._troubled = True
         else:
             self._troubled = False

@@ -18,6 +18,7 @@ import pytest
 
 from ninfer.contexts import Contexts
 from ninfer.engine.context_store import ContextStore
+from ninfer.engine.device import DeviceFailed
 from ninfer.engine.job import Job
 from ninfer.engine.loop import Engine
 from ninfer.engine.persist import Persistence
@@ -187,6 +188,24 @@ async def test_closing_waits_for_rest_but_not_for_ever(autojump_clock: Any, tmp_
         assert there.files
 
 
+@pytest.mark.parametrize("problem", [DeviceFailed("the device failed"), MemoryError()])
+async def test_state_that_cannot_be_had_costs_contexts_not_the_server(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    async def export(*_: object) -> bytes:
+        raise problem
+
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, idle=1.0)
+        monkeypatch.setattr(FakeDevice, "export", export)
+        async with serving(there):
+            await hear(engine, job(prompt(40), 3))
+            await anyio.sleep(10)
+            await hear(engine, job(prompt(50), 3))
+        await there.contexts.close()
+    assert there.stderr.getvalue().count("cannot be written | ") == 1
+
+
 # Reading
 
 
@@ -293,3 +312,19 @@ async def test_a_reader_that_leaves_while_files_are_read_leaves_nothing_behind(
             again = await hear(engine, known())  # what it read is of use to the next
             assert again.admitted.cached_tokens > 50
             assert engine.stats().counters.disk_reads == 1
+
+
+async def test_a_device_that_fails_a_read_lets_who_waited_go_on(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def room(*_: object) -> memoryview:
+        raise DeviceFailed("the device failed")
+
+    text = await remembered(tmp_path)
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path)
+        monkeypatch.setattr(FakeDevice, "room", room)
+        async with serving(there):
+            assert (await hear(engine, known())).tokens == text
+            engine.check()
+    assert "cannot be read: the device failed" in there.stderr.getvalue()

@@ -4,8 +4,8 @@ Owns the running estimates (acceptance by request and overall, seconds by batch 
 of what drafting has lost.  Promises that a round never drafts beyond what the request may still say, nor
 beyond the thinking budget, and that estimates change no greedy text, only its speed.  Automatic drafting
 stops while it has lost more than ``PATIENCE`` of the time against plain steps; where it doesn't pay, one
-draft is tried whenever that can be expected to keep the losses below ``PROBING``.  No single measurement,
-however wrong, decides for good: each is held to ``HICCUP`` of what is known, and plain time saves up for a try.
+draft is tried whenever that can be expected to keep the losses below ``PROBING``.  No wrong measurement
+decides for good: each is held to ``HICCUP`` of what is known, and plain time saves up for a try.
 
 The one thing a reader would get wrong: all rows of a batch ask for the same width, because the batch
 costs what its widest row costs; a row near its limit then asks for less.
@@ -29,9 +29,7 @@ PATIENCE = 0.015  # share of the time of late rounds that drafting may lose befo
 PROBING = 0.005  # share that it may lose by trying again
 FORGET = 0.998  # weight of the past in that account
 REST = 8  # for so long plain steps are not put in question
-HICCUP = (
-    3.0  # no round is taken to cost more than so many of its kind, nor its kind more than so many of it
-)
+HICCUP = 3.0  # no round is taken to cost more than so many of its kind, nor its kind than so many of it
 
 
 @attrs.define(eq=False)

@@ -10,24 +10,26 @@ request that wants a context pays for reading it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio.lowlevel
 import attrs
 
 from ninfer.engine.context_store import Damaged, file_bytes
 from ninfer.engine.costs import disk_seconds, transfer_seconds
-from ninfer.engine.device import Archive, Raw
+from ninfer.engine.device import Archive, DeviceFailed, Raw
 from ninfer.engine.disk import KINDS, Disk, Foreign, Stretch
 from ninfer.engine.fetch import Fetch
 from ninfer.engine.identity import Identity
 from ninfer.engine.loop import Engine
 from ninfer.engine.prefix import Node
 
+T = TypeVar("T")
 PIECE = 64 << 20  # bytes that the device gives out at a time
+SLICE = 200  # nodes that are looked at before others have their turn
 
 
 class Store(Protocol):
@@ -104,23 +106,31 @@ class Persistence:
     # Out
 
     async def save(self) -> None:
-        """Write what is worth keeping.  Stops early when the engine has work.  Raises ``OSError``."""
+        """Write what is worth keeping.  Stops early when the engine has work.
+
+        Raises ``OSError``, ``DeviceFailed`` and ``MemoryError``.
+        """
         version = self.version
-        for node in sorted(self._chosen(), key=lambda node: node.frontier):
+        for node in sorted(await self._chosen(), key=lambda node: node.frontier):
             await anyio.lowlevel.checkpoint()  # there may be thousands, and nothing to write
             if not await self._save_one(node):
                 return
         self.saved = version
         await self._sweep()
 
-    def _chosen(self) -> list[Node]:
-        """Take checkpoints, most worth a byte first, with the way to each, while there is room."""
+    async def _chosen(self) -> list[Node]:
+        """Take checkpoints, most worth a byte first, with the way to each, while there is room.
+
+        What changes meanwhile may be chosen still; ``_save_one`` looks again.
+        """
         retention, room = self.engine.scheduler.memory.retention, self.disk.capacity
         host = retention.tree.host
         chosen: list[Node] = []
         ways: set[Node] = set()
-        for node in sorted(retention.tree, key=retention.image_worth, reverse=True):
-            way = [each for each in node.path() if each not in ways]
+        worth = [(retention.image_worth(node), node) async for node in _unhurried(retention.tree)]
+        worth.sort(key=lambda one: one[0], reverse=True)
+        async for _, node in _unhurried(worth):
+            way = _way(node, ways)
             size = host.size(True, sum(map(self._page_count, way)))
             gain = retention.loss(node) - transfer_seconds(retention.costs, size)
             if node.checkpoint and size <= room and disk_seconds(retention.costs, size) < gain:
@@ -205,10 +215,11 @@ class Persistence:
         try:
             for load in fetch.loads:
                 rooms.append(await self.archive.room(load.blob.key, load.blob.pages))
-        except MemoryError:
+        except (MemoryError, DeviceFailed) as problem:
             scheduler.no_room(fetch, len(rooms))
             self.engine.wake()
-            return f"of {fetch.size} bytes cannot be read: the host has no memory for it"
+            why = "the host has no memory for it" if isinstance(problem, MemoryError) else str(problem)
+            return f"of {fetch.size} bytes cannot be read: {why}"
         bad: list[tuple[Stretch, str]] = []
         for load, room in zip(fetch.loads, rooms, strict=True):
             if not bad:
@@ -229,6 +240,24 @@ class Persistence:
             bad.append((stretch, str(problem)))
         except OSError as problem:
             bad.append((stretch, problem.strerror or "it cannot be read"))
+
+
+async def _unhurried(things: Iterable[T]) -> AsyncIterator[T]:
+    """Let others have their turn now and then: there may be thousands."""
+    for number, thing in enumerate(things):
+        if number % SLICE == 0:
+            await anyio.lowlevel.checkpoint()
+        yield thing
+
+
+def _way(node: Node, known: Set[Node]) -> list[Node]:
+    """Return the nodes that lead to this one, up to the first that is known, as all above it are."""
+    found: list[Node] = []
+    each: Node | None = node
+    while each is not None and each.parent is not None and each not in known:
+        found.append(each)
+        each = each.parent
+    return found
 
 
 def _history(node: Node) -> Identity:

@@ -89,12 +89,15 @@ class Errand(Generic[T]):
     _lost: BaseException | None = None
 
     async def result(self) -> T:
-        """Wait for it; raises what the call raised, or ``DeviceFailed``."""
+        """Wait for it; raises ``MemoryError`` if the call did, ``DeviceFailed`` for whatever else."""
         await self._done.wait()
-        if self._outcome is None:
-            raise DeviceFailed("the device failed") from self._lost
-        value: T = self._outcome.unwrap()
-        return value
+        if isinstance(self._outcome, outcome.Value):
+            value: T = self._outcome.value
+            return value
+        problem = self._lost if self._outcome is None else self._outcome.error
+        if isinstance(problem, MemoryError):
+            raise problem
+        raise DeviceFailed("the device failed") from problem
 
     def run(self, lost: BaseException | None) -> None:
         """Make the call, unless the device is lost."""

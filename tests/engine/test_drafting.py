@@ -83,7 +83,7 @@ WRONG = st.sampled_from([math.inf, -math.inf, math.nan, 0.0, -1.0, 1e-9, 1e-6, 1
 @settings(max_examples=40, deadline=None)
 def test_a_clock_that_was_wrong_now_and_then_decides_nothing_for_good(lies, machine):
     drafting = Drafting(5, auto=True)
-    ratio(*machine, 1, 900, drafting, lambda number, seconds: lies.get(number, seconds))
+    ratio(*machine, 1, 900, drafting, lies.get)
     best = max(
         sum(machine[0] ** i for i in range(width + 1)) / (1 + machine[1] * width) for width in range(6)
     )

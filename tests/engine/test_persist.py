@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from ninfer.engine.context_store import ContextStore
 from ninfer.engine.device import HostLoad
+from ninfer.engine.identity import Identity
 from ninfer.engine.loop import Engine
-from ninfer.engine.persist import Persistence
+from ninfer.engine.persist import SLICE, Persistence
+from ninfer.engine.prefix import Kind, Node
+from ninfer.engine.retention import Retention
 from ninfer.prompt.prepared import Mark, MarkKind, Prepared
 from ninfer.settings import ContextCosts, EngineOptions
 from tests.sim.disk import reading
@@ -114,3 +119,34 @@ async def test_a_context_that_was_read_is_spilled_dropped_and_read_again(autojum
             assert heard.admitted.cached_tokens > 0
             again.check()
     assert engine.stats().counters.disk_reads > 6
+
+
+async def test_choosing_among_thousands_lets_others_have_their_turn(autojump_clock, tmp_path, monkeypatch):
+    looked_at, most, weigh = [], 0, Retention.image_worth
+
+    def counting(retention: Retention, node: Node) -> float:
+        looked_at.append(node)
+        return weigh(retention, node)
+
+    async def turns() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(looked_at))
+            looked_at.clear()
+            await anyio.lowlevel.checkpoint()
+
+    many = FakeDevice(small(host_bytes=10**9, pages=64))
+    async with running(many, OPTIONS) as engine:
+        host, tree = engine.scheduler.memory.space.host, engine.scheduler.memory.retention.tree
+        for number in range(3000):
+            ids = array("I", (number, *range(30))).tobytes()
+            kv, image = host.reserve(False, 1), host.reserve(True, 0)
+            node = tree.graft(Identity(0, ids), 0, kv)
+            host.drop(kv, [])
+            node.image, node.kind = image, Kind.ENDPOINT
+        monkeypatch.setattr(Retention, "image_worth", counting)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turns)
+            assert len(await persistence(engine, tmp_path)._chosen()) == 3000
+            tasks.cancel_scope.cancel()
+    assert 0 < most <= 2 * SLICE  # two turns may follow each other

@@ -1,8 +1,8 @@
 """Drafts are the same bits however late the drafter is told of plain steps, whatever happens in between.
 
 The engine runs over the real program twice: once the drafter is told of every plain step at once, once as
-late as the program likes.  Pauses, snapshots, replays, captures, reuse, cancelled readers, stops and thinking
-budgets come in between.
+late as the program likes.  Pauses, snapshots, replays, reuse, cancelled readers, stops and thinking budgets
+come in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ninfer.engine.device import Unit
 from ninfer.engine.drafting import Drafting
-from ninfer.engine.job import Committed, Finish, Job, Sampling, ThinkingPlan, Verdict
+from ninfer.engine.job import Finish, Job, Sampling, ThinkingPlan, Verdict
 from ninfer.engine.loop import Engine
 from ninfer.prompt.prepared import Mark, MarkKind, Prepared
 from ninfer.runtime import arrears
