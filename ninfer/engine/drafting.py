@@ -114,7 +114,9 @@ class Drafting:
     def _measure(self, key: tuple[int, int], seconds: float) -> None:
         times = self._seen.get(key, 0)
         share = max(1 / (times + 1), 1 - MEMORY)
-        known = min(self._seconds(*key) if self._cost else seconds, HICCUP * seconds)
+        known = self._seconds(*key) if self._cost else seconds
+        if known > HICCUP * seconds:  # it was wrong, and with it what was booked
+            known, self._spent, self._lost, self._plain = HICCUP * seconds, 0.0, 0.0, 0.0
         self._cost[key] = known + share * (min(seconds, HICCUP * known) - known)
         self._seen[key] = times + 1
 
