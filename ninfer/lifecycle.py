@@ -34,8 +34,7 @@ from ninfer.observe.jsonl import RequestLog, opened_log
 from ninfer.observe.records import Records, count, seconds, size
 from ninfer.runtime.build import build_device
 from ninfer.runtime.device import ThreadDevice
-from ninfer.runtime.inventory import Inventory
-from ninfer.server_start import Started
+from ninfer.server_start import Started, overlooked, place
 from ninfer.startup import ServeOptions
 from ninfer.warmup import explain, warm_up
 
@@ -207,19 +206,12 @@ def _log(options: ServeOptions, records: Records, stack: AsyncExitStack) -> Requ
     return RequestLog(file, instance, time.time, records.warning)
 
 
-def _place(inventory: Inventory) -> str:
-    """Say where it computes: who forgot to install CuPy should not have to guess why a start takes long."""
-    where = inventory.gpu.name if inventory.gpu else f"{inventory.backend} on the CPU"
-    parts = {"weights": inventory.weights, "states and cache": inventory.sequence}
-    if inventory.gpu:
-        parts |= {"workspace": inventory.workspace, "free": inventory.free_after_start or 0}
-    return " | ".join((where, *(f"{name} {size(nbytes)}" for name, nbytes in parts.items())))
-
-
 def _announce(app: Application, options: ServeOptions, artifact: Artifact, device: ThreadDevice) -> None:
     """Record what was settled."""
     geometry, stats = device.geometry, app.engine.stats()
-    app.records.info(_place(device.inventory))
+    app.records.info(place(device.inventory))
+    if hint := overlooked(device.inventory, options.backend):
+        app.records.warning(hint)
     app.records.info(
         f"{count(geometry.pages)} pages of {geometry.page_tokens} tokens | {geometry.lanes} lane(s)"
         f" | context {count(geometry.max_context)}"

@@ -1,10 +1,13 @@
 """The ``server_start`` event: everything that was settled when the server began, in one JSONL line.
 
-Owns the names of its members.  The one thing a reader would get wrong: the key never gets here; ``argv``
-was redacted when the options were read, and only whether there is a key is told.
+Owns the names of its members, and the words of the record that says where it computes.  The one thing a
+reader would get wrong: the key never gets here; ``argv`` was redacted when the options were read, and only
+whether there is a key is told.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import attrs
 
@@ -12,12 +15,14 @@ from ninfer.artifact import Artifact
 from ninfer.artifact.manifest import ResourceObject
 from ninfer.engine.device import Geometry
 from ninfer.engine.stats import Statistics
+from ninfer.observe.records import size
 from ninfer.presets import Preset
 from ninfer.runtime.inventory import Inventory
 from ninfer.settings import ContextCosts, EngineOptions, SamplingValues
 from ninfer.startup import ServeOptions
 
 Members = dict[str, object]
+DRIVER = Path("/proc/driver/nvidia/version")
 KV_NAMES = {"int8": "int8-group64", "fp8": "fp8-e4m3-row256"}  # else the option's own word
 
 
@@ -186,6 +191,25 @@ def context_cost(costs: ContextCosts, options: ServeOptions) -> Members:
         "preset_path": None if path is None else str(path),
         **attrs.asdict(costs),
     }
+
+
+def place(inventory: Inventory) -> str:
+    """Describe for a record where it computes, and what went where."""
+    where = inventory.gpu.name if inventory.gpu else f"{inventory.backend} on the CPU"
+    parts = {"weights": inventory.weights, "states and cache": inventory.sequence}
+    if inventory.gpu:
+        parts |= {"workspace": inventory.workspace, "free": inventory.free_after_start or 0}
+    return " | ".join((where, *(f"{name} {size(nbytes)}" for name, nbytes in parts.items())))
+
+
+def overlooked(inventory: Inventory, backend: str, driver: Path = DRIVER) -> str | None:
+    """Say that a card may be here which nobody asked not to use; None where there is nothing to say."""
+    if inventory.gpu or backend != "auto" or not driver.exists():
+        return None
+    return (
+        "an NVIDIA driver is here, but no GPU is used: --backend cuda says what is missing, "
+        "--backend numpy that none is wanted"
+    )
 
 
 def environment(inventory: Inventory) -> Members:

@@ -98,7 +98,7 @@ def as_text(found: dict[str, Any]) -> str:
         bits = row["bytes"] * 8 / row["elements"]
         lines.append(
             f"  {name:20} {row['tensors']:6} tensors {row['elements']:16,} elements "
-            f"{row['bytes']:16,} bytes {bits:6.2f} bits each"
+            f"{row['bytes']:16,} bytes {bits:6.2f} bits each as stored"
         )
     for name, part in found["components"].items():
         lines.append(f"{name}:")

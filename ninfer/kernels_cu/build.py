@@ -155,7 +155,7 @@ def find_compiler() -> Compiler:
     if path := shutil.which("nvcc"):
         return Nvcc(path)
     raise StartupError(
-        "no CUDA compiler: install the extra ninfer[cuda13] (it brings NVRTC), "
+        "no CUDA compiler: install the extra cuda13 or cuda12 (they bring NVRTC), "
         "or point --kernels at a pack made by `ninfer kernels build`"
     )
 

@@ -91,7 +91,7 @@ class CublasLt:
     def __attrs_post_init__(self) -> None:
         path = find_library("cublasLt")
         if path is None:
-            raise StartupError("cuBLAS is missing: install the extra ninfer[cuda13] or ninfer[cuda12]")
+            raise StartupError("cuBLAS is missing: install the extra cuda13 or cuda12")
         self._lib = ctypes.CDLL(path)
         self._handle, self._product = ctypes.c_void_p(), ctypes.c_void_p()
         self._do("Create", ctypes.byref(self._handle))

@@ -204,9 +204,7 @@ def _eyes(
 ) -> CudaEyes:
     check_vision(tower.config)
     if machine.planes is None:
-        raise StartupError(
-            "the vision tower needs cuBLAS: install the extra ninfer[cuda13] or ninfer[cuda12]"
-        )
+        raise StartupError("the vision tower needs cuBLAS: install the extra cuda13 or cuda12")
     endings = [linear for block in tower.blocks for linear in (block.output, block.fc2)]
     biases = wide_biases(machine.library, endings, keep)
     verbs = CudaVision(machine.library, lend, products, machine.planes, machine.transfers.send, biases)

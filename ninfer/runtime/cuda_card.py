@@ -103,7 +103,7 @@ def starting() -> Iterator[None]:
     except CompileFailed as problem:
         first = next((line for line in str(problem).splitlines() if "error" in line), "no reason given")
         raise StartupError(
-            f"the kernels do not compile ({first.strip()}): install ninfer[cuda13] or ninfer[cuda12] for "
+            f"the kernels do not compile ({first.strip()}): install the extra cuda13 or cuda12 for "
             "CUDA's headers, or point --kernels at a pack made by `ninfer kernels build`"
         ) from None
     except DriverError as problem:
@@ -125,7 +125,8 @@ def open_card(ordinal: int = 0, pack: Path | None = None, cache: Path | None = N
         import cupy
     except ImportError as missing:
         raise StartupError(
-            f"the CUDA backend needs CuPy ({missing}): install ninfer[cuda13] or ninfer[cuda12]"
+            f"the CUDA backend needs CuPy ({missing}): install the extra, "
+            "`pip install -e '.[cuda13]'` or `'.[cuda12]'`"
         ) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -41,7 +41,7 @@ def test_a_restarted_server_knows_what_it_knew(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-7] + b"damaged")
     with running(*options) as third:
         assert ask(third) == (text, 0)
-    warned = [line for line in third.log if "WARNING" in line]
+    warned = [line for line in third.log if "WARNING" in line and "NVIDIA driver" not in line]
     assert warned and all("is ignored: its checksum does not match" in line for line in warned)
     with running(*options, "--kv-dtype", "int8") as other:
         assert ask(other)[1] == 0

@@ -107,7 +107,7 @@ def test_without_cupy_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)  # type: ignore[arg-type]
-    assert "install ninfer[cuda13] or ninfer[cuda12]" in refusal(capsys)
+    assert "pip install -e '.[cuda13]'" in refusal(capsys)
 
 
 def removed(folder: Path) -> None:
