@@ -37,7 +37,7 @@ async def warm_up(engine: Engine) -> None:
     drafting = engine.scheduler.drafting
     job = Job(
         request_id="warm-up",
-        prompt=Prepared(ids=PROMPT, thinking=False),
+        prompt=Prepared(ids=PROMPT[: engine.device.geometry.max_context], thinking=False),
         sampling=Sampling(),
         max_tokens=TOKENS * (1 + drafting.widest * drafting.auto),
         judge=_Silent(),

@@ -9,7 +9,12 @@ from typing import Any
 import attrs
 import pytest
 
-from ninfer import settings
+from ninfer import settings, startup
+from ninfer.engine import device as door
+from ninfer.engine import drafting
+from ninfer.engine.sequence import Sequence
+from ninfer.runtime import arrears
+from ninfer.runtime import device as thread
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "limits.md").read_text()
 # field -> the beginning of its row, and how the row writes the value
@@ -62,6 +67,16 @@ ROWS: dict[str, tuple[str, str]] = {
     "ContextDisk.save_seconds": ("writing contexts at shutdown", "{count} s"),
     "ContextDisk.read_seconds": ("wait of a request for what it could have from disk", "{count} s"),
 }
+# Bounds of a single mechanism, which live beside it: the value, and its row as above.
+BESIDE: dict[str, tuple[Any, str, str]] = {
+    "WIDEST_DRAFT": (startup.WIDEST_DRAFT, "tokens drafted a round", "at most {count}"),
+    "PATIENCE": (100 * drafting.PATIENCE, "time that automatic drafting may lose", "{count} % of late"),
+    "PROBING": (100 * drafting.PROBING, "time that automatic drafting may lose", "for {count} %"),
+    "MOST": (arrears.MOST, "plain steps that the NumPy drafter is not told of", "{count} tokens"),
+    "TAIL_TOKENS": (door.TAIL_TOKENS, "tokens behind the input mark", "| {count} |"),
+    "AHEAD": (thread.AHEAD, "units under way on the device", "| {count} |"),
+    "looks": (attrs.fields(Sequence).looks.default, "fetches from disk for one request", "| {count} |"),
+}
 # What is a choice, not a bound.
 CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision", "folder"}
 CHOICES |= {"kv_auto", "cuda_graphs", "kernels"}
@@ -105,3 +120,9 @@ def test_the_row_names_the_value_that_holds(name: str) -> None:
     value = getattr(getattr(settings, kind)(), field)
     title, form = (text.format(**written(value)) for text in ROWS[name])
     assert re.search(rf"(?<![\d,.]){re.escape(form)}", row(title)), row(title)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_row_names_the_value_beside_its_mechanism(name: str) -> None:
+    value, title, form = BESIDE[name]
+    assert form.format(**written(value)) in row(title)

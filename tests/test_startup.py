@@ -12,6 +12,7 @@ from ninfer.cli import build_parser, main
 from ninfer.commands import serve
 from ninfer.faults import StartupError
 from ninfer.settings import ResponseStoreLimits
+from ninfer.spec.drafter import DRAFTERS
 from ninfer.startup import ServeOptions, read_options
 
 
@@ -239,3 +240,10 @@ def test_every_option_can_stand_in_the_file(name: str, config, tmp_path: Path) -
     need["context-disk-mib"] = "  context-dir: contexts\n"
     text = f"server:\n  {name}: {value}\n{need.get(name, '')}"
     assert options("m", "--config", config(text)) != options("m")
+
+
+def test_every_drafter_can_be_chosen() -> None:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    (action,) = (action for action in parser._actions if action.dest == "spec")
+    assert set(action.choices or ()) == set(DRAFTERS)

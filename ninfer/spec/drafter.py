@@ -1,8 +1,9 @@
 """The door of the drafters: who proposes tokens, and the registry of them.
 
-A drafter sees every forward pass of the target (``follow``) and proposes (``propose``); verification
-and acceptance are the program's.  Rewinding is implied: whatever a drafter stored for tokens that
-were not kept lies beyond the frontier and is overwritten by the next ``follow``.
+A drafter sees every forward pass of the target, at once (``follow``) or later (``remember``), and
+proposes (``begin``, ``go_on``); verification and acceptance are the program's.  Rewinding is implied:
+whatever a drafter stored for tokens that were not kept lies beyond the frontier and is overwritten by
+the next ``follow``.
 
 The one thing a reader would get wrong: ``follow`` must run before ``keep_hidden`` of the same step,
 since it reads the hidden state that the slot held before.

@@ -174,6 +174,14 @@ async def test_warming_up_measures_every_width_and_forgets_the_text(autojump_clo
     assert (drafting.acceptance, drafting._lost) == (0.7, 0.0)
 
 
+@pytest.mark.parametrize("context", [1, 2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("auto", [True, False])
+async def test_warming_up_fits_the_smallest_context(autojump_clock, context, auto):
+    device = FakeDevice(small(lanes=1, drafts=5, max_context=context))
+    async with running(device, attrs.evolve(OPTIONS, draft_tokens=5, draft_auto=auto)) as engine:
+        await warm_up(engine)
+
+
 async def test_automatic_drafting_that_does_not_draft_runs_ahead(autojump_clock):
     """Plain steps are submitted before the last one was read; only what verifies has to wait."""
     device = FakeDevice(small(drafts=4, max_context=1024, pages=200), drafter=DRAFTERS["always wrong"])
