@@ -125,11 +125,12 @@ def build_numpy(model: Model, options: EngineOptions, progress: Callable[[str], 
     eyes = _eyes(model, loader, config) if options.vision else None
     loaded = time.perf_counter()
     layers = config.layer_kinds.count("full_attention") + (drafter is not None)
+    options = attrs.evolve(options, max_context=min(options.max_context, config.max_positions))
     pages = page_count(options)
     kv = new_pages(config, layers, kv_format(options), pages, options.page_tokens)
     images = new_images(config, slot_count(options))
     vocab = min(sampleable(model, config), config.vocab)
-    geometry = geometry_of(options, config, vocab, images.image_bytes, kv.page_bytes)
+    geometry = geometry_of(options, vocab, images.image_bytes, kv.page_bytes)
     signature = f"numpy {__version__} {options.kv_dtype} {options.spec} {geometry.page_tokens} " + (
         f"{geometry.image_bytes} {geometry.page_bytes}"
     )
@@ -204,17 +205,15 @@ def slot_count(options: EngineOptions) -> int:
     return options.max_concurrency + (options.max_concurrency if extra is None else extra)
 
 
-def geometry_of(
-    options: EngineOptions, config: TextConfig, vocab: int, image_bytes: int, page_bytes: int
-) -> Geometry:
-    """Describe what is on offer."""
+def geometry_of(options: EngineOptions, vocab: int, image_bytes: int, page_bytes: int) -> Geometry:
+    """Describe what is on offer; contexts are as long as the options say, which the model must allow."""
     host = options.host_context_bytes
     return Geometry(
         lanes=options.max_concurrency,
         slots=slot_count(options),
         pages=page_count(options),
         page_tokens=options.page_tokens,
-        max_context=min(options.max_context, config.max_positions),
+        max_context=options.max_context,
         prefill_chunk=options.prefill_chunk,
         vocab=vocab,
         image_bytes=image_bytes,

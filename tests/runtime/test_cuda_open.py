@@ -20,6 +20,7 @@ from ninfer.runtime.cuda_weights import StoredWeights, objects_of, upload
 from ninfer.settings import EngineOptions
 from tests.runtime.test_cuda_weights import Host, take
 
+MODEL = Path(__file__).resolve().parents[2] / "fixtures" / "tiny-qwen3_5.ninfer"
 OPTIONS = EngineOptions(max_context=1024, max_concurrency=2, prefill_chunk=256)
 
 
@@ -48,8 +49,7 @@ MACHINE = Machine(IdleLibrary(Real()), 132, 227 << 10, lambda *a, **b: None, NoT
 
 @pytest.fixture(scope="module")
 def loaded():
-    path = Path(__file__).resolve().parents[2] / "fixtures" / "tiny-qwen3_5.ninfer"
-    with open_artifact(path) as artifact:
+    with open_artifact(MODEL) as artifact:
         names = list(artifact.inventory("text").names())
         placed = upload(artifact, objects_of(artifact, names), take, Host(), lambda text: None)
         loader = StoredWeights(artifact, placed, take, Host())
@@ -93,6 +93,16 @@ def test_unsupported_cache_formats_are_refused(loaded):
 
 def test_numpy_sizes_an_automatic_pool_for_all_lanes():
     assert page_count(attrs.evolve(OPTIONS, kv_auto=True)) == 32
+
+
+@pytest.mark.parametrize("asked", [{"kv_auto": True}, {"kv_capacity": 1 << 20}])
+def test_numpy_takes_no_page_beyond_what_the_model_was_made_for(asked):
+    options = attrs.evolve(OPTIONS, max_context=1 << 20, **asked)
+    with open_artifact(MODEL) as artifact:
+        geometry = build.build_numpy(artifact, options, lambda text: None).geometry
+    made_for = 8192
+    assert geometry.max_context == made_for
+    assert geometry.pages * geometry.page_tokens == options.max_concurrency * made_for
 
 
 def test_auto_takes_the_card_only_where_there_is_one(monkeypatch):
