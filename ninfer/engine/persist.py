@@ -30,6 +30,7 @@ from ninfer.engine.prefix import Node
 T = TypeVar("T")
 PIECE = 64 << 20  # bytes that the device gives out at a time
 SLICE = 200  # nodes that are looked at before others have their turn
+FILE = 256 << 20  # bytes of KV in a file, which lie in memory while it is written; an image has what it has
 
 
 class Store(Protocol):
@@ -54,7 +55,8 @@ class Store(Protocol):
 class Persistence:
     """Moves contexts between an engine's memory and a store; ``run_blocking`` runs I/O on a thread.
 
-    ``saved`` is the version of the tree that the store has.  One call at a time.
+    ``saved`` is the version of the tree that the store has, ``file_bytes`` how much KV goes into a file.
+    One call at a time.
     """
 
     engine: Engine
@@ -62,6 +64,7 @@ class Persistence:
     store: Store
     run_blocking: Callable[[Callable[[], object]], Awaitable[object]]
     saved: int = -1
+    file_bytes: int = FILE
 
     @property
     def version(self) -> int:
@@ -148,19 +151,31 @@ class Persistence:
         if not self._stands(node, part):
             return False
         whole = _history(node)
-        _, known = self.disk.way(whole)
-        if known < whole.stop and not await self._write(node, whole, known):
-            return False
+        while (known := self.disk.way(whole)[1]) < whole.stop:
+            if not await self._write(node, whole.part(0, self._reach(whole, known)), known):
+                return False
+            if self.disk.way(whole)[1] == known:
+                return True  # it does not fit; the next one may
         place = self.disk.at(whole)
         if place is None or place.image is None:
             return await self._write(node, whole, whole.stop)
         self.disk.value(place, node.kind, node.hits)
         return True
 
+    def _reach(self, whole: Identity, start: int) -> int:
+        """Return where a file ends whose KV begins at ``start``: at a page's end, never inside an item."""
+        geometry = self.engine.device.geometry
+        pages = max(1, self.file_bytes // geometry.page_bytes)
+        stop = min((start // geometry.page_tokens + pages) * geometry.page_tokens, whole.stop)
+        return next((item[1] for item in whole.media if item[0] < stop < item[1]), stop)
+
     async def _write(self, node: Node, whole: Identity, start: int) -> bool:
-        """Write the KV from ``start`` on, or the image where nothing is left; False if disturbed."""
+        """Write the KV from ``start`` on, or the image where nothing is left; False if disturbed.
+
+        ``whole`` is what ``node`` ends, or its beginning.
+        """
         part, state, image = node.part, list[Raw](), start == whole.stop
-        for export in self._image(node) if image else self._kv(node, start):
+        for export in self._image(node) if image else self._kv(node, start, whole.stop):
             # What is exported is decided and queued without a pause in between, so no unit can change it.
             if not self._stands(node, part):
                 return False
@@ -187,13 +202,15 @@ class Persistence:
         else:
             yield partial(self.archive.export_host, node.image.key, 0, 0)
 
-    def _kv(self, node: Node, start: int) -> Iterator[Callable[[], Awaitable[Raw]]]:
-        """Export the pages that hold the tokens from ``start`` on, some at a time."""
+    def _kv(self, node: Node, start: int, stop: int) -> Iterator[Callable[[], Awaitable[Raw]]]:
+        """Export the pages that hold the tokens ``start .. stop``, some at a time."""
         geometry = self.engine.device.geometry
         path, size = node.path(), geometry.page_tokens
         ends = [below.part.start // size for below in path[1:]] + [-(-node.frontier // size)]
+        last = -(-stop // size)
         for each, end in zip(path, ends, strict=True):
             first = each.part.start // size
+            end = min(end, last)
             for begin in range(max(first, start // size), end, max(1, PIECE // geometry.page_bytes)):
                 count = min(end - begin, max(1, PIECE // geometry.page_bytes))
                 yield partial(self._pages, each, begin - first, count)

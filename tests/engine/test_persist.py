@@ -11,6 +11,7 @@ import pytest
 
 from ninfer.engine.context_store import ContextStore
 from ninfer.engine.device import HostLoad
+from ninfer.engine.disk import Disk
 from ninfer.engine.identity import Identity
 from ninfer.engine.loop import Engine
 from ninfer.engine.persist import SLICE, Persistence
@@ -150,3 +151,62 @@ async def test_choosing_among_thousands_lets_others_have_their_turn(autojump_clo
             assert len(await persistence(engine, tmp_path)._chosen()) == 3000
             tasks.cancel_scope.cancel()
     assert 0 < most <= 2 * SLICE  # two turns may follow each other
+
+
+@pytest.mark.parametrize("file_bytes", [1, 300, 700])
+async def test_long_kv_goes_into_files_of_bounded_size(autojump_clock, tmp_path, file_bytes):
+    work = job(prompt(90, marks=(Mark(85, MarkKind.EXPLICIT),)), 9)
+    async with running(device(), OPTIONS) as first:
+        text = (await hear(first, work)).tokens
+        there = persistence(first, tmp_path)
+        there.file_bytes = file_bytes
+        await there.save()
+        geometry = first.device.geometry
+        stretches = {place.kv for place in there.disk if place.kv}
+    most = max(1, file_bytes // geometry.page_bytes) * geometry.page_bytes
+    assert len(stretches) > 90 // geometry.page_tokens // max(1, file_bytes // geometry.page_bytes)
+    assert max(one.payload for one in stretches if one is not None) <= most
+    second = device()
+    engine = Engine(second, OPTIONS)
+    there = persistence(engine, tmp_path)
+    await there.open()
+    async with running(second, OPTIONS, engine) as again, reading(there):
+        heard = await hear(again, work)
+    assert heard.tokens == text and heard.admitted.cached_tokens == 85
+
+
+async def test_a_save_that_was_disturbed_goes_on_where_it_stopped(autojump_clock, tmp_path):
+    async with running(device(), OPTIONS) as engine:
+        await hear(engine, job(prompt(90), 9))
+        there, written = persistence(engine, tmp_path), list[int]()
+        there.file_bytes = 1
+
+        async def full_after_three(call: Callable[[], object]) -> object:
+            if len(written) == 3:
+                raise OSError(28, "No space left on device")
+            written.append(len(written))
+            return call()
+
+        there.run_blocking = full_after_three
+        with pytest.raises(OSError, match="space"):
+            await there.save()
+        names = {path.name: path.stat().st_mtime_ns for path in files(tmp_path)}
+        assert len(names) == 3
+        there.run_blocking = inline
+        await there.save()
+        after = {path.name: path.stat().st_mtime_ns for path in files(tmp_path)}
+    assert set(names) < set(after) and all(after[name] == stamp for name, stamp in names.items())
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_an_image_is_not_written_where_its_kv_does_not_fit(autojump_clock, tmp_path, monkeypatch):
+    async with running(device(), OPTIONS) as engine:
+        await hear(engine, job(prompt(60), 9))
+        there = persistence(engine, tmp_path)
+        there.file_bytes = 1
+        monkeypatch.setattr(Disk, "make_room", lambda disk, size, *_: size > 1_000)  # that of an image
+        await there.save()
+        assert files(tmp_path) == [] and engine.stats().counters.disk_written_bytes == 0

@@ -27,11 +27,12 @@ from tests.sim.test_schedules import VOICE, Client, alone, clients, inspect, mac
 
 @attrs.frozen
 class Plate:
-    """A disk: its room in bytes, seconds a file takes, and which of the files is damaged, if any."""
+    """A disk: its room in bytes, seconds a file takes, which is damaged, if any, and bytes of KV in one."""
 
     room: int
     delay: float
     harm: int | None
+    file_bytes: int
 
 
 plates = st.builds(
@@ -39,6 +40,7 @@ plates = st.builds(
     room=st.sampled_from((0, 3_000, 12_000, 1_000_000)),
     delay=st.sampled_from((0.0, 0.003, 0.2)),
     harm=st.none() | st.integers(0, 9),
+    file_bytes=st.sampled_from((1, 300, 1_000_000)),
 )
 
 
@@ -52,7 +54,7 @@ def persistence(engine: Engine, folder: Path, plate: Plate) -> Persistence:
     assert isinstance(device, FakeDevice)
     engine.scheduler.memory.disk.capacity = plate.room
     store = ContextStore(folder, device.signature, lambda text: None)
-    return Persistence(engine, device, store, partial(slowly, plate.delay))
+    return Persistence(engine, device, store, partial(slowly, plate.delay), file_bytes=plate.file_bytes)
 
 
 async def wave(engine: Engine, company: list[Client]) -> None:
