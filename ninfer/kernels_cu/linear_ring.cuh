@@ -40,7 +40,7 @@ struct Call {
     float eps;
     int stages;
     int split;    // blocks that a tile's parts are spread over: all parts, or 1
-    int joint;    // whether all teams work on one tile, each on its 8 of every 24 units
+    int joint;    // whether all teams work on one tile, each on its 8 of every 8 * TEAMS units
 };
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;

@@ -11,6 +11,7 @@ number of rows; changing that would break batch invariance without failing any t
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ Take = Callable[[tuple[int, ...], str], DeviceArray]
 MAX_PART = 6144  # columns whose products are summed before parts are added up
 JOINT_TILES = 132  # no more tiles than that: all teams of a block share each
 MAX_ROWS = 8
+LEAST_ROWS = 4  # that a launch of three teams must take, or there are two
 FUSED_NORM_ROWS = 2  # more rows are normed once by a kernel of their own, to the same bits
 SPANS = 8  # working warps of a team
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
@@ -117,11 +119,14 @@ def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, t
     return meeting + teams * stages * layout.stage + x
 
 
-def teams_of(tiles: int, blocks: int) -> int:
+def teams_of(tiles: int, blocks: int, columns: int, forms: tuple[int, ...], limit: int) -> int:
     """Two or three teams a block: three hide more latency, unless their last round is much emptier.
 
-    Both sum in the same order, except where they share tiles; those always get three.
+    Both sum in the same order, except where they share tiles; those get three.  Either way a card with
+    little shared memory, where three leave room for few rows or none, has two.
     """
+    if rows_that_fit(columns, forms, limit, 3) < min(LEAST_ROWS, rows_that_fit(columns, forms, limit, 2)):
+        return 2
     if tiles <= JOINT_TILES:
         return 3
     fill = {teams: tiles / (-(-tiles // (blocks * teams)) * blocks * teams) for teams in (2, 3)}
@@ -151,12 +156,10 @@ def fit(rows: int, columns: int, forms: Sequence[int], limit: int, teams: int) -
     return None
 
 
-def rows_per_launch(columns: int, forms: Sequence[int], limit: int, teams: int) -> int:
-    """How many rows of x fit one launch on a card with ``limit`` bytes of shared memory a block."""
-    for rows in range(MAX_ROWS, 0, -1):
-        if fit(rows, columns, forms, limit, teams):
-            return rows
-    raise ValueError(f"{columns} columns do not fit {limit} bytes of shared memory")
+@functools.lru_cache(maxsize=1024)
+def rows_that_fit(columns: int, forms: tuple[int, ...], limit: int, teams: int) -> int:
+    """How many rows of x fit one launch where a block may have ``limit`` bytes of shared memory."""
+    return next((rows for rows in range(MAX_ROWS, 0, -1) if fit(rows, columns, forms, limit, teams)), 0)
 
 
 def tiles_of(rows: int, ending: Ending) -> int:
@@ -231,10 +234,12 @@ class Linear:
         Any T; K a multiple of 8, rows of codes on 16 bytes.  Raises ValueError.
         """
         self._check(rows, matrices, outs, ending, residual)
-        forms = [CODES[matrix.format] for matrix in matrices]
-        tiles = sum(group.tiles for group in group_by_format(matrices, ending))
-        total, teams = rows.x.shape[0], teams_of(tiles, self.blocks)
-        step = rows_per_launch(rows.x.shape[1], forms, self.shared_limit, teams)
+        groups, (total, columns) = group_by_format(matrices, ending), rows.x.shape
+        tiles, forms = sum(group.tiles for group in groups), tuple(group.format for group in groups)
+        teams = teams_of(tiles, self.blocks, columns, forms, self.shared_limit)
+        step = rows_that_fit(columns, forms, self.shared_limit, teams)
+        if not step:
+            raise ValueError(f"{columns} columns do not fit {self.shared_limit} bytes of shared memory")
         source, scale = (
             self._normed(rows, teams) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
         )

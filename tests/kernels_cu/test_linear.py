@@ -171,16 +171,30 @@ def test_split_columns_meet_in_order(form, shared, monkeypatch):
     assert (outs[0][0] == outs[1][0]).all()
 
 
-def test_small_shared_memory_takes_fewer_rows_a_launch():
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("form", CODES)
+def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any_batch(
+    form, joint, monkeypatch
+):
+    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 132 if joint else 0)
     rng = np.random.default_rng(8)
-    matrix, values = weight(rng, "q4_g64_fp16", 16, 5120)
-    x, out = rows_of(rng, 9, 5120), np.full((9, 16), np.nan, np.float32)
-    run = linear()
-    run.shared_limit = 99 << 10
-    with pytest.raises(ValueError):
-        run.shared_limit = 64 << 10
+    columns = 6272  # two parts
+    matrix, values = weight(rng, form, 128, columns)
+    x, outs = rows_of(rng, 7, columns), []
+    for order, rows in ((0, 7), (2, 3), (1, 1)):
+        run, out = linear(order), np.full((rows, 128), np.nan, np.float32)
+        run.shared_limit = 99 << 10
+        run(Rows(on_device(aligned(x[:rows]))), [matrix], [on_device(out)], Ending.STORE_F32)
+        outs.append(out)
+        assert ("linear.cu", "linear", ("TEAMS", 2)) in run.library._kernels
+    close(outs[0], x.astype(np.float32) @ values.T)
+    assert all((out == outs[0][: len(out)]).all() for out in outs)
+
+
+def test_columns_that_fit_no_block_are_refused():
+    rng = np.random.default_rng(8)
+    matrix, _ = weight(rng, "q4_g64_fp16", 16, 5120)
+    x, out, run = rows_of(rng, 1, 5120), np.zeros((1, 16), np.float32), linear()
+    run.shared_limit = 40 << 10
+    with pytest.raises(ValueError, match="do not fit"):
         run(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
-    run.shared_limit = 120 << 10
-    run(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
-    assert run.library.launches > 1
-    close(out, x.astype(np.float32) @ values.T)
