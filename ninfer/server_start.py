@@ -100,7 +100,7 @@ class Started:
             "device": None if gpu is None else gpu.index,
             "max_context": geometry.max_context,
             "kv_capacity": geometry.pages * geometry.page_tokens,
-            "kv_capacity_mode": "context" if engine.kv_capacity is None else "explicit",
+            "kv_capacity_mode": _capacity_mode(engine),
             "kv_capacity_page_groups": geometry.pages,
             "kv_capacity_max_page_groups": geometry.lanes
             * -(-geometry.max_context // geometry.page_tokens),
@@ -110,7 +110,7 @@ class Started:
             "log_stats_interval_ms": int(self.options.stats_interval * 1000),
             "kv_cache": KV_NAMES.get(engine.kv_dtype, engine.kv_dtype),
             "vision": engine.vision,
-            "cuda_graph": gpu is not None,
+            "cuda_graph": gpu is not None and engine.cuda_graphs,
             "prefix_reuse": engine.prefix_reuse,
             "speculative_backend": engine.spec,
             "speculative_draft_window": geometry.drafts,
@@ -191,6 +191,12 @@ def context_cost(costs: ContextCosts, options: ServeOptions) -> Members:
         "preset_path": None if path is None else str(path),
         **attrs.asdict(costs),
     }
+
+
+def _capacity_mode(engine: EngineOptions) -> str:
+    if engine.kv_auto:
+        return "auto"
+    return "context" if engine.kv_capacity is None else "explicit"
 
 
 def place(inventory: Inventory) -> str:
