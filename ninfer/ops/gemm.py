@@ -31,6 +31,7 @@ FEW_ROWS = (64, 128, 256, 512, 1024)  # up to so many rows a choice reaches; one
 _ASKED_ROWS = (*FEW_ROWS, TUNED_ROWS, 8192)
 _ASKED, _WORTH, _LONG_SECONDS = 8, 0.95, 1e-3  # answers each; least gain; products that are left alone
 _COMPARED, _REPEATS = 32, 3  # rows at either end; timed runs
+_MOST_LAYOUTS = 512
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANS_A, _PREF_WORKSPACE, _PREF_REDUCTION = 3, 1, 3
 _TYPES = {"bf16": _R_16BF, "f32": _R_32F}
@@ -75,6 +76,33 @@ _Key = tuple[int, int, str, bool]  # N, K, output kind, whether something is add
 
 
 @attrs.define(eq=False)
+class Layouts:
+    """Descriptions of column-major matrices, kept until there are many: rows come in any number."""
+
+    do: Callable[..., None]
+    _made: dict[tuple[int, int, int, int], Any] = attrs.field(factory=dict)
+
+    def __call__(self, kind: int, rows: int, columns: int, stride: int) -> Any:
+        """Find or make one."""
+        key = (kind, rows, columns, stride)
+        if key not in self._made:
+            made = ctypes.c_void_p()
+            self.do(
+                "MatrixLayoutCreate", ctypes.byref(made), kind,
+                ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride),
+            )  # fmt: skip
+            self._made[key] = made
+        return self._made[key]
+
+    def trim(self) -> None:
+        """Give all back if there are many; a product that is being put together must not lose its own."""
+        if len(self._made) > _MOST_LAYOUTS:
+            for layout in self._made.values():
+                self.do("MatrixLayoutDestroy", layout)
+            self._made.clear()
+
+
+@attrs.define(eq=False)
 class CublasLt:
     """Products on ``stream`` with a workspace of ``WORKSPACE_BYTES``; ``clock`` is there during a trial."""
 
@@ -86,9 +114,10 @@ class CublasLt:
     _product: Any = None
     _pinned: dict[_Key, Any] = attrs.field(factory=dict)
     _chosen: dict[tuple[_Key, int], Any] = attrs.field(factory=dict)
-    _layouts: dict[tuple[int, int, int, int], Any] = attrs.field(factory=dict)
+    layouts: Layouts = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.layouts = Layouts(self._do)
         path = find_library("cublasLt")
         if path is None:
             raise StartupError("cuBLAS is missing: install the extra cuda13 or cuda12")
@@ -117,6 +146,7 @@ class CublasLt:
             or (add is not None and add.shape != out.shape)
         ):
             raise ValueError(f"gemm: {x.shape} @ {w.shape}.T -> {out.shape}")
+        self.layouts.trim()
         run = functools.partial(self._multiply, x, w, out, add)
         run(self._algorithm((width, columns, out.kind, add is not None), out, run))
 
@@ -136,15 +166,7 @@ class CublasLt:
         )  # fmt: skip
 
     def _layout(self, kind: int, rows: int, columns: int) -> Any:
-        key = (kind, rows, columns, rows)
-        if key not in self._layouts:
-            made = ctypes.c_void_p()
-            self._do(
-                "MatrixLayoutCreate", ctypes.byref(made), kind,
-                ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows),
-            )  # fmt: skip
-            self._layouts[key] = made
-        return self._layouts[key]
+        return self.layouts(kind, rows, columns, rows)
 
     def _algorithm(self, key: _Key, out: DeviceArray, run: Callable[[Any], None]) -> Any:
         place = key, sum(out.shape[0] > reach for reach in FEW_ROWS)

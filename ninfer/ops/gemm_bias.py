@@ -81,7 +81,6 @@ class PlanesLt:
 
     gemm: CublasLt
     _products: dict[int, Any] = attrs.field(factory=dict)
-    _layouts: dict[tuple[int, int, int, int], Any] = attrs.field(factory=dict)
     _chosen: dict[tuple[object, ...], Any] = attrs.field(factory=dict)
 
     def __call__(
@@ -96,10 +95,11 @@ class PlanesLt:
     ) -> None:
         """Multiply; see ``PlaneGemm``.  Raises ValueError on shapes, DriverError when cuBLAS refuses."""
         check_planes(x, w, out, bias, gelu)
+        self.gemm.layouts.trim()
         product = self._product(_PLAIN if bias is None else _WITH_GELU if gelu else _WITH_BIAS)
         if bias is not None:
             self._set(product, _BIAS, ctypes.c_void_p(bias.ptr))
-        left = self._layout(_R_16BF, x.columns, w.shape[0], x.columns)
+        left = self.gemm.layouts(_R_16BF, x.columns, w.shape[0], x.columns)
         right, result = self._planed(x), self._planed(out)
         one, beta, workspace = ctypes.c_float(1), ctypes.c_float(add), self.gemm.workspace
         self.gemm._do(
@@ -124,27 +124,8 @@ class PlanesLt:
         return self._products[epilogue]
 
     def _planed(self, plane: Plane) -> Any:
-        return self._layout(_TYPES[plane.kind], plane.columns, plane.rows, plane.stride)
-
-    def _layout(self, kind: int, rows: int, columns: int, stride: int) -> Any:
-        """A column-major layout, which is a row-major plane with its axes exchanged."""
-        key = (kind, rows, columns, stride)
-        if key not in self._layouts:
-            if len(self._layouts) > 512:
-                self._forget()
-            made = ctypes.c_void_p()
-            self.gemm._do(
-                "MatrixLayoutCreate", ctypes.byref(made), kind,
-                ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride),
-            )  # fmt: skip
-            self._layouts[key] = made
-        return self._layouts[key]
-
-    def _forget(self) -> None:
-        """Give layouts back: pictures come in any number of rows."""
-        for layout in self._layouts.values():
-            self.gemm._do("MatrixLayoutDestroy", layout)
-        self._layouts.clear()
+        """The layout of a row-major plane: a column-major one with its axes exchanged."""
+        return self.gemm.layouts(_TYPES[plane.kind], plane.columns, plane.rows, plane.stride)
 
     def _algorithm(self, product: Any, x: Plane, w: DeviceArray, out: Plane, add: bool) -> Any:
         rows = 1 << (max(LEAST_ROWS, x.rows) - 1).bit_length()
@@ -167,7 +148,7 @@ class PlanesLt:
         result, choice = self._planed(out), _Choice()
         do(
             "MatmulAlgoGetHeuristic", self.gemm._handle, product,
-            self._layout(_R_16BF, x.columns, out.columns, x.columns), self._planed(x),
+            self.gemm.layouts(_R_16BF, x.columns, out.columns, x.columns), self._planed(x),
             result, result, preference, 1, ctypes.byref(choice), ctypes.byref(count),
         )  # fmt: skip
         do("MatmulPreferenceDestroy", preference)
