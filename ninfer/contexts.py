@@ -133,7 +133,7 @@ async def opened_contexts(
         return
     if archive is None:
         raise StartupError("this backend cannot keep contexts on disk; start without --context-dir")
-    with _locked(disk.folder) as folder:
+    with locked(disk.folder) as folder:
         signature = f"{identity_of(artifact)} {archive.signature}"
         engine.scheduler.memory.disk.capacity = disk.bytes
         store = ContextStore(folder, signature, records.warning, anyio.from_thread.check_cancelled)
@@ -148,7 +148,7 @@ def identity_of(artifact: Artifact) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
+def locked(folder: Path) -> Iterator[Path]:
     """Make the folder, for this user alone, and keep other servers out of it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,9 +157,15 @@ def _locked(folder: Path) -> Iterator[Path]:
         raise StartupError(f"--context-dir {folder}: cannot be used ({problem.strerror})") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as problem:
         os.close(lock)
-        raise StartupError(f"--context-dir {folder}: another server uses it; give each its own") from None
+        taken = isinstance(problem, BlockingIOError)
+        why = (
+            "another server uses it; give each its own"
+            if taken
+            else f"cannot be locked ({problem.strerror})"
+        )
+        raise StartupError(f"--context-dir {folder}: {why}") from None
     try:
         yield folder
     finally:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import attrs
 import pytest
 
-from ninfer.contexts import Contexts
+from ninfer.contexts import Contexts, locked
 from ninfer.engine.context_store import ContextStore
 from ninfer.engine.device import DeviceFailed
 from ninfer.engine.job import Job
@@ -204,6 +204,39 @@ async def test_state_that_cannot_be_had_costs_contexts_not_the_server(
             await hear(engine, job(prompt(50), 3))
         await there.contexts.close()
     assert there.stderr.getvalue().count("cannot be written | ") == 1
+
+
+async def test_a_look_at_many_files_can_be_given_up(tmp_path: Path) -> None:
+    """On the real clock; without it a stop would wait for a hundred thousand files."""
+    calls: list[int] = []
+
+    def crawl() -> None:
+        calls.append(1)
+        threading.Event().wait(0.01)
+        anyio.from_thread.check_cancelled()
+
+    for number in range(1000):
+        (tmp_path / f"{number:064x}.context").touch()
+    async with running(slow_device(), OPTIONS) as engine:
+        there = setting(engine, tmp_path, anyio.to_thread.run_sync)
+        there.contexts.persistence.store = ContextStore(tmp_path, "fake", pytest.fail, crawl)
+        with anyio.move_on_after(0.02) as scope:
+            await there.contexts.find()
+        assert scope.cancelled_caught and len(calls) < 500
+
+
+@pytest.mark.parametrize(
+    "code, says", [(errno.EWOULDBLOCK, "another server"), (errno.ENOLCK, "cannot be locked")]
+)
+async def test_a_folder_that_is_taken_is_told_from_one_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr("ninfer.contexts.fcntl.flock", refuse)
+    with pytest.raises(StartupError, match=says), locked(tmp_path):
+        pass
 
 
 # Reading

@@ -95,6 +95,7 @@ class ContextStore:
     def _named(self, suffix: str) -> Iterator[Path]:
         """Find what may have been written here, by name.  Raises ``OSError``."""
         for name in sorted(os.listdir(self.folder)):
+            self.pause()
             if name.endswith(suffix) and _NAME.fullmatch(name.removesuffix(suffix)):
                 yield self.folder / name
 
