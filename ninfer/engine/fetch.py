@@ -84,20 +84,21 @@ class Fetching:
         costs, host = self.cache.costs, self.cache.space.host
         match = self.cache.retention.tree.match(whole)
         held = {node.frontier for node in match.nodes if node.checkpoint}
-        least, best = source.seconds, Files()
-        kv: Files = {}  # root side first
-        for place in self.disk.match(whole):
-            if place.frontier > match.common and place.kv is not None:
-                kv[place.kv] = place.frontier
-            if place.image is None or place.frontier <= source.frontier or place.frontier in held:
+        least, best = source.seconds, -1
+        places = [place for place in self.disk.match(whole) if place.frontier > source.frontier]
+        taken, size, read = set[Stretch](), 0, 0  # what the KV up to a place takes
+        for index, place in enumerate(places):
+            if place.frontier > match.common and place.kv is not None and place.kv not in taken:
+                taken.add(place.kv)
+                size, read = size + self._memory(place.kv), read + place.kv.size
+            if place.image is None or place.frontier in held:
                 continue
-            files = {**kv, place.image: place.frontier}
-            size = sum(self._memory(file) for file in files)
-            cost = transfer_seconds(costs, size) + disk_seconds(costs, sum(file.size for file in files))
+            needed = size + self._memory(place.image)
+            cost = transfer_seconds(costs, needed) + disk_seconds(costs, read + place.image.size)
             cost += prefill_seconds(costs, place.frontier, whole.stop - place.frontier)
-            if cost < least and size <= host.capacity:
-                least, best = cost, files
-        return best
+            if cost < least and needed <= host.capacity:
+                least, best = cost, index
+        return _files(places[: best + 1], match.common)
 
     def _pages(self, file: Stretch) -> int:
         space = self.cache.space
@@ -144,7 +145,7 @@ class Fetching:
         for load in fetch.loads:
             load.blob.landed = True
             kv = None if load.stretch.image else load.blob
-            reached = retention.tree.graft(fetch.whole.part(0, load.stop), load.stretch.start, kv)
+            reached = retention.tree.graft(fetch.whole, load.stop, load.stretch.start, kv, node)
             if reached is None:
                 break
             node = reached
@@ -205,3 +206,14 @@ class Fetching:
     def claims(self) -> list[Blob]:
         """List the host memory of the fetches under way."""
         return [load.blob for fetch in self.pending for load in fetch.loads]
+
+
+def _files(places: list[Place], common: int) -> Files:
+    """Return the files of the image at the last of some places, root side first, and last its own."""
+    files = {
+        place.kv: place.frontier for place in places if place.frontier > common and place.kv is not None
+    }
+    for place in places[-1:]:
+        if place.image is not None:
+            files[place.image] = place.frontier
+    return files

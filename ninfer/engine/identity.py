@@ -51,12 +51,15 @@ class Identity:
         media = tuple(item for item in self.media if start <= item[0] and item[1] <= stop)
         return Identity(start, self.ids[first * ID : last * ID], shape, media)
 
-    def joined(self, tail: Identity) -> Identity:
-        """Return this history with the tokens behind it, which ``tail`` begins with."""
-        shape = None
-        if self.shape is not None or tail.shape is not None:
-            shape = (self.shape or bytes(SHAPE * len(self))) + (tail.shape or bytes(SHAPE * len(tail)))
-        return Identity(self.start, self.ids + tail.ids, shape, self.media + tail.media)
+    def joined(self, *tails: Identity) -> Identity:
+        """Return this history with the tokens behind it, which follow each other in ``tails``."""
+        parts, shape = (self, *tails), None
+        if any(part.shape is not None for part in parts):
+            shape = b"".join(
+                bytes(SHAPE * len(part)) if part.shape is None else part.shape for part in parts
+            )
+        media = tuple(item for part in parts for item in part.media)
+        return Identity(self.start, b"".join(part.ids for part in parts), shape, media)
 
     def extended(self, tail: tuple[int, ...], rope_delta: int) -> Identity:
         """Return this history with generated tokens behind it."""

@@ -83,9 +83,8 @@ class Persistence:
         stretches, foreign = found[0]
         for file in foreign:
             self.disk.add_foreign(file)
-        for stretch in sorted(
-            stretches, key=lambda one: (one.start, one.stop)
-        ):  # the way to each before it
+        stretches.sort(key=lambda one: (one.start, one.stop))  # the way to each before it
+        async for stretch in _unhurried(stretches):
             self.disk.add(stretch)
         self.disk.make_room(0, None)
         await self._sweep()
@@ -279,7 +278,4 @@ def _way(node: Node, known: Set[Node]) -> list[Node]:
 
 def _history(node: Node) -> Identity:
     """Describe all tokens up to the end of a node."""
-    whole = Identity(0, b"")
-    for each in node.path():
-        whole = whole.joined(each.part)
-    return whole
+    return Identity(0, b"").joined(*(each.part for each in node.path()))

@@ -157,23 +157,26 @@ class Tree:
             node = child
         return node
 
-    def graft(self, whole: Identity, start: int, kv: Blob | None) -> Node | None:
-        """Retain a history whose tokens from ``start`` on are on the host, in ``kv``; return its end.
+    def graft(
+        self, whole: Identity, stop: int, start: int, kv: Blob | None, above: Node | None = None
+    ) -> Node | None:
+        """Retain the first ``stop`` tokens, those from ``start`` on in host memory ``kv``; return the end.
 
         None if what lies before is not retained.  Stretches that are retained already stay as they are.
+        ``above`` is a node on the way, which spares going there.
         """
-        if self.match(whole).common < start:
+        node = above or self.root
+        if node.frontier < start and self.match(whole).common < start:
             return None
         self.version += 1
-        node = self.root
-        while node.frontier < whole.stop:
+        while node.frontier < stop:
             child = node.children.get(whole.key(node.frontier))
             if child is None:
                 assert kv is not None
-                child = Node(node, whole.part(node.frontier, whole.stop), blob=self.host.share(kv))
+                child = Node(node, whole.part(node.frontier, stop), blob=self.host.share(kv))
                 child.offset = child.part.start // self.page_tokens - start // self.page_tokens
                 node.children[whole.key(node.frontier)] = child
-            elif (common := child.part.agrees(whole)) < child.frontier:
+            elif (common := min(child.part.agrees(whole), stop)) < child.frontier:
                 child = self._split(child, common)
             node = child
         return node

@@ -48,6 +48,8 @@ class Retention:
 
     def loss(self, node: Node) -> float:
         """Return the seconds of recomputation that losing this checkpoint is expected to cost."""
+        if not node.kind.value:
+            return 0.0
         base = node.base()
         return (
             node.kind.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,18 @@ import attrs
 import pytest
 
 from ninfer.engine.device import HostLoad, Prefill
+from ninfer.engine.disk import Stretch
+from ninfer.engine.fetch import Fetching
+from ninfer.engine.identity import Identity
 from ninfer.engine.loop import Engine
+from ninfer.engine.memory import Memory
 from ninfer.engine.persist import Persistence
+from ninfer.engine.sequence import Sequence
 from ninfer.prompt.prepared import Mark, MarkKind, Prepared
 from ninfer.settings import ContextCosts, EngineOptions
 from tests.engine.test_persist import device, persistence
 from tests.sim.disk import reading
+from tests.sim.fake_device import small
 from tests.sim.harness import Heard, hear, hear_all, job, prompt, running
 
 COSTS = ContextCosts(0.0, 1e9, 1e-3, 0.0, 1e9)
@@ -183,3 +190,36 @@ async def test_a_request_that_waits_is_not_in_the_way(autojump_clock, tmp_path):
                 await anyio.sleep(1e-6)
         assert order == [1, 2, 3, 4, 5, 6, 0]
     assert any(isinstance(unit, HostLoad) for unit in made.log)
+
+
+def looks_at(turns: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a fetch of a conversation of so many turns compares or weighs something."""
+    memory = Memory.of(small(host_bytes=10**9), OPTIONS)
+    memory.disk.capacity = 10**9
+    ids = prompt(20 * turns + 5).ids
+    for turn in range(turns):
+        whole = Identity(0, array("I", ids[: 20 * turn + 20]).tobytes())
+        memory.disk.add(Stretch(f"kv {turn}", whole, 20 * turn, 0, 100, 100, b""))
+        memory.disk.add(Stretch(f"image {turn}", whole, whole.stop, 0, 100, 100, b""))
+    fetching, count = Fetching(memory.cache, memory.disk, open=True), 0
+    for kind, name in ((Identity, "agrees"), (Identity, "part"), (Fetching, "_memory")):
+        real = getattr(kind, name)
+
+        def counting(*args: Any, real: Any = real) -> Any:
+            nonlocal count
+            count += 1
+            return real(*args)
+
+        monkeypatch.setattr(kind, name, counting)
+    seq = Sequence(job(Prepared(ids, False), 8), 1, 8)
+    fetching.look(seq, [])
+    (fetch,) = fetching.take_fresh()
+    assert len(fetch.loads) == turns + 1 and fetching.landed(fetch, [])
+    assert memory.source_for(seq, len(ids)).common == 20 * turns
+    return count
+
+
+def test_a_conversation_of_many_turns_costs_no_more_for_each(monkeypatch):
+    few = looks_at(20, monkeypatch)
+    monkeypatch.undo()
+    assert looks_at(200, monkeypatch) < 12 * few

@@ -142,7 +142,7 @@ async def test_choosing_among_thousands_lets_others_have_their_turn(autojump_clo
         for number in range(3000):
             ids = array("I", (number, *range(30))).tobytes()
             kv, image = host.reserve(False, 1), host.reserve(True, 0)
-            node = tree.graft(Identity(0, ids), 0, kv)
+            node = tree.graft(Identity(0, ids), 31, 0, kv)
             host.drop(kv, [])
             node.image, node.kind = image, Kind.ENDPOINT
         monkeypatch.setattr(Retention, "image_worth", counting)
