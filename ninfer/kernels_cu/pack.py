@@ -127,6 +127,8 @@ class Library:
     pack      folder made by ``write_pack``, or None to compile
     cache     folder of compiled kernels, or None
     stream    driver handle of the stream that launches go to
+
+    Kernels of cards before sm_90 do not wait for a predecessor, so no launch is dependent there.
     """
 
     driver: Driver
@@ -134,10 +136,13 @@ class Library:
     pack: Path | None = None
     cache: Path | None = attrs.field(factory=build.default_cache)
     stream: int = 0
-    dependent_launches: bool = True
     launches: int = 0
+    dependent_launches: bool = attrs.field(init=False)
     _kernels: dict[tuple[Any, ...], Kernel] = attrs.field(factory=dict)
     _modules: dict[tuple[Any, ...], Any] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.dependent_launches = int(self.arch[3:].removesuffix("a")) >= 90
 
     def get(self, file: str, name: str, **defines: int) -> Kernel:
         """The kernel ``name`` of ``file`` in the variant that ``defines`` names."""

@@ -56,9 +56,9 @@ class Paper:
         self.launched.append((grid, block, shared, stream, dependent, list(arguments)))
 
 
-def make() -> tuple[Paper, Kernel]:
+def make(arch: str = "sm_90") -> tuple[Paper, Kernel]:
     paper = Paper()
-    library = Library(paper, "sm_90", stream=7)
+    library = Library(paper, arch, stream=7)
     return paper, Kernel("k", PARAMETERS, None, library)
 
 
@@ -72,6 +72,17 @@ def test_arguments_reach_the_driver_in_c_types() -> None:
     assert ctypes.c_int32.from_address(cells[2]).value == -5
     assert ctypes.c_float.from_address(cells[3]).value == 0.5
     assert ctypes.string_at(cells[4], 8) == b"12345678"
+
+
+@pytest.mark.parametrize(
+    "arch, dependent",
+    [("sm_80", False), ("sm_86", False), ("sm_89", False), ("sm_90", True), ("sm_120", True)],
+)
+def test_only_kernels_that_wait_are_launched_early(arch: str, dependent: bool) -> None:
+    paper, kernel = make(arch)
+    kernel.launch(1, 64, X, None, -5, 0.5, b"12345678", dependent=True)
+    kernel.launch(1, 64, X, None, -5, 0.5, b"12345678")
+    assert [launch[4] for launch in paper.launched] == [dependent, False]
 
 
 def test_empty_grid_launches_nothing() -> None:
