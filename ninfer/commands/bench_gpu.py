@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ninfer.commands.serve import KV_DTYPES
+from ninfer.faults import StartupError
+
 SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "tiny", "tiny-moe")
 RECIPES = ("bf16", "fp8", "groupwise", "nvfp4", "q8")
 
@@ -32,7 +35,7 @@ def configure(kinds: Any) -> None:
         help="tokens before (default 512)",
     )
     add("--prefill", type=positive, nargs="*", default=[8192], metavar="N", help="prompt (default 8192)")
-    add("--kv-dtype", default="bf16", metavar="NAME", help="cache format (default bf16)")
+    add("--kv-dtype", choices=KV_DTYPES, default="bf16", help="cache format (default bf16)")
     add(
         "--reuse",
         type=positive,
@@ -41,7 +44,7 @@ def configure(kinds: Any) -> None:
         metavar="N",
         help="going on from a retained prefix of N tokens: first token, host memory and back",
     )
-    add("--layers", type=int, default=0, metavar="N", help="only the first N layers (default all)")
+    add("--layers", type=natural, default=0, metavar="N", help="only the first N layers (default all)")
     add(
         "--draft-tokens",
         type=int,
@@ -52,7 +55,7 @@ def configure(kinds: Any) -> None:
     )
     add(
         "--proposal-rows",
-        type=int,
+        type=natural,
         default=131_072,
         metavar="N",
         help="rows of the head that drafts are chosen by (default 131072; 0: the whole head)",
@@ -83,8 +86,15 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """Read a count, or 0 for what the flag's help says."""
+    return 0 if text == "0" else positive(text)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print.  Raises ``StartupError``."""
+    if args.folder is not None and not args.upload:
+        raise StartupError("--folder needs --upload; say how large a file to time there")
     if args.vision:
         return _vision(args)
     if args.upload:

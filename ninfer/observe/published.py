@@ -57,7 +57,7 @@ _COUNTERS = (
     ("spec_decode_accepted_tokens", "spec_accepted", "Accepted drafted tokens."),
     ("spec_decode_fallback_steps", "spec_fallbacks", "Plain steps taken where a round did not fit."),
     ("context_disk_reads", "disk_reads", "Retained contexts read from disk."),
-    ("context_disk_failures", "disk_failures", "Retained contexts whose files turned out to be bad."),
+    ("context_disk_failures", "disk_failures", "Retained contexts on disk that could not be read."),
     ("context_disk_read_bytes", "disk_read_bytes", "Bytes of retained contexts read from disk."),
     ("context_disk_read_seconds", "disk_read_seconds", "Time that reading them took."),
     ("context_disk_written_bytes", "disk_written_bytes", "Bytes of retained contexts written to disk."),

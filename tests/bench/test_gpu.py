@@ -21,6 +21,7 @@ from ninfer.cli import build_parser
 from ninfer.commands.bench_gpu import RECIPES, as_text
 from ninfer.commands.bench_gpu import SHAPES as OFFERED
 from ninfer.commands.bench_gpu import run as run_gpu
+from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
 from ninfer.model.weights import load_decoder
 from ninfer.ops.stored import CODES
@@ -159,3 +160,16 @@ def test_every_count_is_one_that_can_be_measured(monkeypatch: pytest.MonkeyPatch
     words = ["bench", "gpu", "--reuse", "3", "4096", "--context", "1", "--json"]
     assert run_gpu(build_parser().parse_args(words)) == 0
     assert (asked[0].reuse, asked[0].contexts) == ((64, 4096), (64,))
+
+
+@pytest.mark.parametrize(
+    "words", [("--proposal-rows", "-1"), ("--layers", "-1"), ("--kv-dtype", "int3"), ("--reuse", "0")]
+)
+def test_what_cannot_be_measured_is_refused_before_a_card_is_opened(words: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["bench", "gpu", *words])
+
+
+def test_a_folder_is_for_an_upload_alone(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="needs --upload"):
+        run_gpu(build_parser().parse_args(["bench", "gpu", "--folder", str(tmp_path)]))
