@@ -335,6 +335,15 @@ def _widest(
                 program.run(Settle(row.lane, row.slot, len(result.tokens)))
 
 
+def _furthest(program: CudaProgram) -> None:
+    """Run the last piece of the longest prompt: a cache of few bits is widened as far as a piece sees."""
+    g = program.geometry
+    pages = tuple(range(min(g.pages, -(-g.max_context // PAGE_TOKENS))))
+    end = len(pages) * PAGE_TOKENS - 1 - g.drafts
+    piece = max(1, min(g.prefill_chunk, end))
+    program.run(Prefill(0, 0, max(0, end - piece), (0,) * piece, pages, sample=True))
+
+
 def _short(program: CudaProgram) -> None:
     """Run prompt pieces of every number of rows that products choose an algorithm for."""
     g = program.geometry
@@ -365,6 +374,7 @@ def rehearse(
     )
     program = assemble(nobody, config, decoder, drafter, sizes, region.take, scratch.take, tower)
     _widest(program, (1, sizes.lanes), turns=1, item=MOST_TOKENS)
+    _furthest(program)
     return region.used, scratch.peak
 
 

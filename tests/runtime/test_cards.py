@@ -12,10 +12,11 @@ from ninfer.bench.gpu import RandomLoader
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, recipe
 from ninfer.commands.bench_gpu import RECIPES
+from ninfer.engine.device import Prefill
 from ninfer.kernels_cu import source
 from ninfer.model.weights import load_decoder
 from ninfer.runtime import cuda_build
-from ninfer.runtime.arena import Region
+from ninfer.runtime.arena import Region, Scratch
 from ninfer.runtime.cuda_build import IdleLibrary, Machine, NoTransfers, Sizes, rehearse
 from ninfer.spec.drafter import DRAFTERS
 
@@ -63,3 +64,18 @@ def test_every_launch_fits(monkeypatch: pytest.MonkeyPatch, arch: str, form: str
     kept, scratch = rehearse(machine, config, decoder, drafter, sizes)
     assert kept and scratch and len(asked) > 100
     assert max(asked) <= kib << 10
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "nvfp4"])
+def test_the_last_piece_of_the_longest_prompt_was_rehearsed(kind: str) -> None:
+    context, chunk = 262_144, 1024
+    machine: Any = Machine(Card("sm_90"), 132, 227 << 10, cuda_build._no_product, NoTransfers())  # type: ignore[arg-type]
+    config, decoder, _ = loaders("qwen3.6-27b", "q8")
+    sizes = Sizes(1, 2, context // 64, context, chunk, 0, config.vocab, kv_kind=kind)
+    kept, lent = rehearse(machine, config, decoder, None, sizes)
+    idle = attrs.evolve(machine, library=IdleLibrary(machine.library))
+    take = Region(1 << 40, kept).take, Scratch(1 << 41, lent).take
+    program = cuda_build.assemble(idle, config, decoder, None, sizes, *take)
+    pages = tuple(range(context // 64))
+    for start in (0, 100_000, context - chunk - 1):
+        program.run(Prefill(0, 0, start, (5,) * chunk, pages, sample=True))
