@@ -103,7 +103,8 @@ class Recovery:
             return min(seq.reached + self.chunk, seq.prompt_tokens)
         if seq.must_steer():
             return seq.known + len(seq.control)
-        return min(seq.reached + 1, self.memory.space.geometry.max_context)
+        # A row takes the pages of its drafts or none: with fewer it would wait for them, unpausable, for ever.
+        return min(seq.reached + self.stride, self.memory.space.geometry.max_context)
 
     def _cycles(self, seq: Sequence) -> int:
         """Bound the cycles that a return takes, others' control units and run-ahead included."""

@@ -8,6 +8,7 @@ import pytest
 from ninfer.engine.device import Decode, Settle
 from ninfer.engine.drafting import Drafting
 from ninfer.engine.job import Committed, Finish, ThinkingPlan
+from ninfer.engine.recovery import Recovery
 from ninfer.engine.sequence import Sequence
 from ninfer.prompt.prepared import Prepared
 from ninfer.settings import EngineOptions
@@ -207,3 +208,21 @@ def test_automatic_width_weighs_measured_costs(slope, width):
 def test_useful_drafts_end_one_before_the_limit(left):
     seq = Sequence(job(5, 10), 1, 10, outputs=[5] * (10 - left))
     assert Drafting(4).useful(seq, 4) == max(min(4, left - 1), 0)
+
+
+async def test_a_request_returns_only_with_room_for_a_row_and_its_drafts(autojump_clock, monkeypatch):
+    """With room for the row alone it would wait unpausable for pages, and its elders for those it has."""
+    room: list[int] = []
+    note = Recovery._note
+
+    def noted(recovery: Recovery, seq: Sequence, snapshot: bool) -> None:
+        if seq.reached >= seq.prompt_tokens:
+            room.append(len(seq.pages) - min(seq.reached + 4, 64))
+        note(recovery, seq, snapshot)
+
+    monkeypatch.setattr(Recovery, "_note", noted)
+    machine = small(lanes=3, pages=64, page_tokens=1, max_context=64, drafts=3)
+    options = EngineOptions(prefix_reuse=False, draft_tokens=3, max_pending=64)
+    async with running(FakeDevice(machine, Hashed(length=60)), options) as engine:
+        await hear_all(engine, [job(prompt(12 + n, seed=n), 30) for n in range(5)])
+    assert room and min(room) >= 0
