@@ -103,7 +103,7 @@ class Recovery:
             return min(seq.reached + self.chunk, seq.prompt_tokens)
         if seq.must_steer():
             return seq.known + len(seq.control)
-        # A row takes the pages of its drafts or none: with fewer it would wait for them, unpausable, for ever.
+        # A row takes all pages of its drafts or none: with fewer it would wait for them, unpausable.
         return min(seq.reached + self.stride, self.memory.space.geometry.max_context)
 
     def _cycles(self, seq: Sequence) -> int:
