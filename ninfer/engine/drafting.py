@@ -46,7 +46,7 @@ class Drafting:
     _spent: float = 0.0  # seconds of late rounds
     _lost: float = 0.0  # of these, what plain steps would have saved
     _plain: float = 0.0  # seconds of plain steps since the last draft
-    _resting: tuple[Sequence, ...] = ()  # rows that were found to gain nothing
+    _resting: tuple[int, ...] = ()  # the order of rows that were found to gain nothing
     _until: int = 0  # the round when that is asked again
 
     def width(self, rows: Rows[Sequence]) -> int:
@@ -55,12 +55,13 @@ class Drafting:
             return self.widest
         if self._measuring:
             return min(range(self.widest + 1), key=lambda width: self._seen.get((len(rows), width), 0))
-        if self.rounds < self._until and self._resting == tuple(rows):
+        who = tuple(seq.order for seq in rows)
+        if self.rounds < self._until and self._resting == who:
             return 0
         widest = self._tried(len(rows))
         best = self._best(rows, widest)
         if self._lost > PATIENCE * self._spent or (best == 0 and not self._affordable(rows)):
-            self._resting, self._until = tuple(rows), self.rounds + REST
+            self._resting, self._until = who, self.rounds + REST
             return 0
         if best == 0:
             return min(1, widest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -95,3 +96,15 @@ def test_a_hiccup_in_the_first_round_of_a_width_does_not_end_drafting(first):
     drafting = Drafting(5, auto=True)
     ratio(0.9, 0.1, 1, 400, drafting, lambda number, seconds: seconds * (100 if number == first else 1))
     assert ratio(0.9, 0.1, 1, 600, drafting) > 2.5
+
+
+def test_what_was_said_is_not_kept_beyond_its_request():
+    drafting = Drafting(5, auto=True)
+    rows = [Sequence(job(5, 100), 1, 100)]
+    for _ in range(40):
+        width = drafting.width(rows)
+        drafting.learn(rows, [0], [width], PLAIN * (1 + width))
+    assert drafting._resting
+    (gone,) = map(weakref.ref, rows)
+    rows.clear()
+    assert gone() is None
