@@ -39,6 +39,7 @@ from ninfer.runtime.inventory import Gpu, Inventory
 from ninfer.settings import EngineOptions
 from ninfer.spec.drafter import DRAFTERS, Drafter
 
+LEAST_CHUNK = 64  # tokens: what closes a reasoning block is one unit, however small prompts are cut
 HEADROOM_BYTES = 384 << 20  # modules, cuBLAS and the driver's own
 AUTO_HEADROOM_BYTES = 1 << 30  # what a pool that takes the rest leaves free, the former included
 GRAPH_BYTES = 16 << 20  # of one lane's graphs: of steps, and of rounds of the widest draft
@@ -253,7 +254,7 @@ def sizes_of(options: EngineOptions, config: TextConfig, vocab: int, drafts: boo
         slots=lanes + (lanes if extra is None else extra),
         pages=min(max(-(-asked // PAGE_TOKENS), width, lanes), lanes * width),
         context=context,
-        chunk=min(options.prefill_chunk, context),
+        chunk=min(max(options.prefill_chunk, LEAST_CHUNK), context),
         drafts=options.draft_tokens if drafts else 0,
         vocab=min(vocab, config.vocab),
         kv_kind=options.kv_dtype,

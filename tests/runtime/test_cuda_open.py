@@ -140,3 +140,13 @@ def test_gathered_weights_share_blocks(monkeypatch):
 )
 def test_newer_cards_of_a_family_run_its_code(capability, arch):
     assert nearest(*capability) == arch
+
+
+def test_a_unit_can_always_hold_what_closes_a_reasoning_block(loaded):
+    chunks = {
+        (n, context): sizes_of(
+            attrs.evolve(OPTIONS, prefill_chunk=n, max_context=context), loaded[0], 1000, False
+        ).chunk
+        for n, context in ((1, 512), (100, 512), (1024, 512), (1, 16))
+    }
+    assert chunks == {(1, 512): 64, (100, 512): 100, (1024, 512): 512, (1, 16): 16}
