@@ -68,7 +68,9 @@ class Retained(RuleBasedStateMachine):
         node = self.tree.insert(text(ids), pages, units)
         if not node.checkpoint:
             node.kind = kind
-            if self.retention.free_slot(units, self.retention.image_worth(node)):
+            with self.retention.pin(node):  # as the cache does: what makes room may take a bare leaf
+                free = self.retention.free_slot(units, self.retention.image_worth(node))
+            if free:
                 (node.slot,) = self.slots.take(1) or (-1,)
                 self.slots.keep((node.slot,))
                 self.slots.release((node.slot,))
