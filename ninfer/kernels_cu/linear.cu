@@ -12,6 +12,14 @@
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
 //: spills linear 512
+//: spills linear_q8 64
+//: spills linear_q4 64
+//: spills linear_q5 64
+//: spills linear_q6 64
+//: spills linear_nvfp4 64
+//: spills linear_q8_bf16 64
+//: spills linear_nvfp4_bf16 64
+//: spills linear_q4_q5_bf16 128
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
@@ -197,7 +205,9 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) {
+// One block's share of a launch whose matrices have these formats.
+template <int... FORMATS>
+__device__ __forceinline__ void stream(const Call& call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
     release_successor();
@@ -215,16 +225,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_con
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
     u32* claims = call.claims + g * MAX_PARTS * 2;
-    switch (group.format) {
-        case BF16: return run<BF16>(call, group, claims, shared, control);
-        case FP8: return run<FP8>(call, group, claims, shared, control);
-        case Q8: return run<Q8>(call, group, claims, shared, control);
-        case Q4: return run<Q4>(call, group, claims, shared, control);
-        case Q5: return run<Q5>(call, group, claims, shared, control);
-        case Q6: return run<Q6>(call, group, claims, shared, control);
-        case NVFP4: return run<NVFP4>(call, group, claims, shared, control);
-    }
+    ((group.format == FORMATS ? run<FORMATS>(call, group, claims, shared, control) : void()), ...);
 }
+
+// One kernel for every set of formats that a model's launches have, besides that for any: a sixth of its
+// instructions, and registers for what they would spill.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_bf16(const __grid_constant__ Call call) { stream<BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_fp8(const __grid_constant__ Call call) { stream<FP8>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q8(const __grid_constant__ Call call) { stream<Q8>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<Q4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<Q5>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<Q6>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<FP8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<Q8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<Q4, Q5, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<NVFP4, BF16>(call); }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
 extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {

@@ -63,6 +63,21 @@ LAYOUTS = {
     5: Layout(128, 13696, 0, 1.4, 64),
     6: Layout(128, 9856, 16, 1.7, 32),
 }
+# Kernels by the formats that they have code for; the first that has all of a launch's.
+KERNELS = {
+    "linear_bf16": {0},
+    "linear_fp8": {1},
+    "linear_q8": {2},
+    "linear_q4": {3},
+    "linear_q5": {4},
+    "linear_q6": {5},
+    "linear_nvfp4": {6},
+    "linear_fp8_bf16": {0, 1},
+    "linear_q8_bf16": {0, 2},
+    "linear_q4_q5_bf16": {0, 3, 4},
+    "linear_nvfp4_bf16": {0, 6},
+    "linear": set(LAYOUTS),
+}
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
 _TAIL = struct.Struct("7Q5if3i")
@@ -95,6 +110,11 @@ class Group:
     tiles: int
     first_block: int = 0
     blocks: int = 0
+
+
+def kernel_for(forms: Sequence[int]) -> str:
+    """The kernel with the least code for these formats."""
+    return next(name for name, has in KERNELS.items() if has.issuperset(forms))
 
 
 def parts_of(columns: int) -> int:
@@ -337,7 +357,7 @@ class Linear:
             split,
             tiles <= JOINT_TILES,
         )
-        self.library.get("linear.cu", "linear", TEAMS=teams).launch(
+        self.library.get("linear.cu", kernel_for(forms), TEAMS=teams).launch(
             sum(group.blocks for group in groups),
             teams * (SPANS + 1) * 32,
             call,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows
+from ninfer.kernels_cu.source import load
+from ninfer.ops.linear import COUNTERS, KERNELS, Ending, Linear, Rows, kernel_for
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit
 
@@ -186,9 +189,17 @@ def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any
         run.shared_limit = 99 << 10
         run(Rows(on_device(aligned(x[:rows]))), [matrix], [on_device(out)], Ending.STORE_F32)
         outs.append(out)
-        assert ("linear.cu", "linear", ("TEAMS", 2)) in run.library._kernels
+        assert ("linear.cu", kernel_for([CODES[form]]), ("TEAMS", 2)) in run.library._kernels
     close(outs[0], x.astype(np.float32) @ values.T)
     assert all((out == outs[0][: len(out)]).all() for out in outs)
+
+
+def test_the_host_knows_which_formats_each_kernel_has():
+    written = re.findall(
+        r"(\w+)\(const __grid_constant__ Call call\) \{ stream<(.+?)>", load("linear.cu").text
+    )
+    codes = {form.split("_")[0].upper(): code for form, code in CODES.items()}
+    assert {name: {codes[form] for form in forms.split(", ")} for name, forms in written} == KERNELS
 
 
 def test_columns_that_fit_no_block_are_refused():
