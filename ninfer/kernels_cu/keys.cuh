@@ -61,7 +61,7 @@ __device__ __forceinline__ void take_best_of_warp(u64 (&keys)[N], int width, u64
 
 // The `width` largest of everybody's keys, in order, to `out`; all-ones alone when one of them is.
 template <int N>
-__device__ void take_best(u64 (&keys)[N], int width, u64* out) {
+__device__ __forceinline__ void take_best(u64 (&keys)[N], int width, u64* out) {
     u64 mine = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) mine = keys[i] > mine ? keys[i] : mine;

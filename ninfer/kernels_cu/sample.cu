@@ -6,9 +6,6 @@
 //
 // The one thing a reader would get wrong: penalties of a verification row count the drafts before it as if
 // they had been accepted; whether they were is only known to sample_judge.
-//
-// A spill is allowed: the frame of a division's slow path.
-//: spills sample_choose 16
 #include "keys.cuh"
 #include "pages.cuh"
 
@@ -39,6 +36,17 @@ __device__ __forceinline__ int width_of(const Sampler& s) {
     return s.top_k > 0 && s.top_k < TOP ? s.top_k : TOP;
 }
 
+// x less the penalties of id; rows begin .. row feed ids that count as generated.
+__device__ __forceinline__ float penalise(float x, int id, int vocab, const Sampler& sampler, const int* counts,
+                                          const int* ids, int begin, int row) {
+    if (id >= vocab) return x;
+    int times = counts[id];
+#pragma unroll 1
+    for (int r = begin; ids && r <= row; r++) times += ids[r] == id;
+    float weight = __fadd_rn(times > 0 ? sampler.presence : 0.0f, __fmul_rn(sampler.frequency, static_cast<float>(times)));
+    return __fadd_rn(x, -weight);
+}
+
 // keys (rows, chunks, TOP).  logits rows are `stride` apart; ids below `vocab` count.  With `samplers`,
 // rows are those of `of` (lanes by sequence) and `ids` their fed tokens, null unless verifying; without,
 // the best id alone is found.  Grid (chunks, rows), 256 threads.
@@ -47,32 +55,25 @@ extern "C" __global__ void __launch_bounds__(256) sample_scan(u64* keys, const f
                                                              const int* ids) {
     release_successor();
     await_predecessor();
-    int chunk = blockIdx.x, row = blockIdx.y, width = 1, begin = 0;
-    const int* counts = nullptr;
-    Sampler sampler = {};
-    if (lanes.samplers) {
-        int s = sequence_of(of.offsets, of.count, row), lane = lane_of[s];
-        sampler = lanes.samplers[lane];
-        width = width_of(sampler);
-        if (penalised(sampler)) counts = lanes.counts + static_cast<long long>(lane) * lanes.vocab;
-        begin = of.offsets[s] + 1;
-    }
+    int chunk = blockIdx.x, row = blockIdx.y, width = 1, first = chunk * CHUNK + threadIdx.x;
     logits += static_cast<long long>(row) * stride;
+    float x[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) x[i] = first + i * KEY_THREADS < vocab ? logits[first + i * KEY_THREADS] : 0.0f;
+    if (lanes.samplers) {
+        int s = ids ? sequence_of(of.offsets, of.count, row) : row, lane = lane_of[s];
+        Sampler sampler = lanes.samplers[lane];
+        width = width_of(sampler);
+        const int* counts = lanes.counts + static_cast<long long>(lane) * lanes.vocab;
+        int begin = ids ? of.offsets[s] + 1 : row + 1;
+        if (penalised(sampler)) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) x[i] = penalise(x[i], first + i * KEY_THREADS, vocab, sampler, counts, ids, begin, row);
+        }
+    }
     u64 mine[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int id = chunk * CHUNK + i * KEY_THREADS + threadIdx.x;
-        mine[i] = 0;
-        if (id >= vocab) continue;
-        float x = logits[id];
-        if (counts) {
-            int times = counts[id];
-            for (int r = begin; ids && r <= row; r++) times += ids[r] == id;
-            float weight = __fadd_rn(times > 0 ? sampler.presence : 0.0f, __fmul_rn(sampler.frequency, static_cast<float>(times)));
-            x = __fadd_rn(x, -weight);
-        }
-        mine[i] = key_of(x, id);
-    }
+    for (int i = 0; i < EACH; i++) mine[i] = first + i * KEY_THREADS < vocab ? key_of(x[i], first + i * KEY_THREADS) : 0;
     take_best(mine, width, keys + (static_cast<long long>(row) * gridDim.x + chunk) * TOP);
 }
 
@@ -89,58 +90,59 @@ __device__ __forceinline__ float uniform(long long seed, int position, int purpo
     return static_cast<float>(key >> 40) / 16777216.0f;
 }
 
-// The processed distribution of one row, best first; one thread's work, at most TOP entries.
+// c0, c0 + c1 ... over the lanes of a warp, each rounded in turn as one thread would.
+__device__ __forceinline__ float running_sum(float chance) {
+    float sum = 0.0f, mine = 0.0f;
+#pragma unroll
+    for (int j = 0; j < TOP; j++) {
+        sum = __fadd_rn(sum, __shfl_sync(~0u, chance, j));
+        if (static_cast<int>(threadIdx.x % 32) == j) mine = sum;
+    }
+    return mine;
+}
+
+// The processed distribution of one row, best first: a candidate a lane, by one warp.
 struct Distribution {
-    int ids[TOP];
-    float chances[TOP];
-    int size;
+    int id;        // of this lane's candidate
+    float chance;  // 0: none, or cut away
 
-    __device__ void build(const u64* keys, const Sampler& s) {
-        size = 0;
-        float heat = s.temperature > 0.0f ? s.temperature : 1.0f, total = 0.0f, first = __fdiv_rn(value_of(keys[0]), heat);
-        for (int j = 0; j < width_of(s) && keys[j]; j++) {
-            ids[j] = id_of(keys[j]);
-            chances[j] = expf(__fadd_rn(__fdiv_rn(value_of(keys[j]), heat), -first));
-            total = __fadd_rn(total, chances[j]);
-            size++;
-        }
-        float sum = 0.0f, enough = __fmul_rn(s.top_p, total), kept = 0.0f, floor = __fmul_rn(s.min_p, chances[0]);
-        bool cut = false;
-        for (int j = 0; j < size; j++) {
-            float chance = chances[j];
-            if (cut || (j && chance < floor)) chances[j] = 0.0f;
-            sum = __fadd_rn(sum, chance);
-            cut = cut || (s.top_p < 1.0f && sum >= enough);
-            kept = __fadd_rn(kept, chances[j]);
-        }
-        for (int j = 0; j < size; j++) chances[j] = __fdiv_rn(chances[j], kept);
+    __device__ __forceinline__ Distribution(const u64* keys, const Sampler& s) {
+        int lane = threadIdx.x % 32;
+        u64 key = lane < width_of(s) ? keys[lane] : 0;
+        bool live = key != 0;
+        float heat = s.temperature > 0.0f ? s.temperature : 1.0f, first = __fdiv_rn(value_of(keys[0]), heat);
+        id = id_of(key);
+        chance = live ? expf(__fadd_rn(__fdiv_rn(value_of(key), heat), -first)) : 0.0f;
+        float sum = running_sum(chance), before = __shfl_up_sync(~0u, sum, 1);
+        float enough = __fmul_rn(s.top_p, __shfl_sync(~0u, sum, TOP - 1)), floor = __fmul_rn(s.min_p, __shfl_sync(~0u, chance, 0));
+        if (lane && (chance < floor || (s.top_p < 1.0f && before >= enough))) chance = 0.0f;
+        divide(__shfl_sync(~0u, running_sum(chance), TOP - 1));
     }
 
-    __device__ float chance_of(int id) const {
-        for (int j = 0; j < size; j++)
-            if (ids[j] == id) return chances[j];
-        return 0.0f;
+    __device__ __forceinline__ void divide(float by) {
+        if (chance > 0.0f) chance = __fdiv_rn(chance, by);
     }
 
-    // Forget `id` and renormalise what is left, if anything is.
-    __device__ void drop(int id) {
-        float total = 0.0f;
-        for (int j = 0; j < size; j++) {
-            if (ids[j] == id) chances[j] = 0.0f;
-            total = __fadd_rn(total, chances[j]);
-        }
-        for (int j = 0; j < size && total > 0.0f; j++) chances[j] = __fdiv_rn(chances[j], total);
+    __device__ __forceinline__ float chance_of(int wanted) const {
+        u32 who = __ballot_sync(~0u, chance > 0.0f && id == wanted);
+        float found = __shfl_sync(~0u, chance, who ? __ffs(who) - 1 : 0);
+        return who ? found : 0.0f;
     }
 
-    __device__ int choose(float u) const {
-        float sum = 0.0f;
-        int last = 0;
-        for (int j = 0; j < size; j++) {
-            sum = __fadd_rn(sum, chances[j]);
-            if (chances[j] > 0.0f) last = j;
-            if (u < sum) return ids[j < last ? j : last];
-        }
-        return ids[last];
+    // Forget `gone` and renormalise what is left, if anything is.
+    __device__ __forceinline__ void drop(int gone) {
+        if (id == gone) chance = 0.0f;
+        float total = __shfl_sync(~0u, running_sum(chance), TOP - 1);
+        if (total > 0.0f) divide(total);
+    }
+
+    // The candidate where the running sum passes u; the last one with a chance if none does.
+    __device__ __forceinline__ int choose(float u) const {
+        float sum = running_sum(chance);
+        int lane = threadIdx.x % 32;
+        u32 passed = __ballot_sync(~0u, lane < TOP && u < sum), likely = __ballot_sync(~0u, chance > 0.0f);
+        if (passed) likely &= (2u << (__ffs(passed) - 1)) - 1;
+        return __shfl_sync(~0u, id, likely ? 31 - __clz(likely) : 0);
     }
 };
 
@@ -149,19 +151,29 @@ __device__ __forceinline__ void count(const Lanes& lanes, int lane, int id, int 
         lanes.counts[static_cast<long long>(lane) * lanes.vocab + id] += times;
 }
 
-// Merge a row's candidates into shared memory; -> its best key.
-__device__ u64 merge(u64* best, const u64* keys, int chunks, int width) {
-    constexpr int HELD = 8;
-    u64 mine[HELD];
+// A row's candidates, at most 8 * KEY_THREADS; `width` of every TOP count.
+struct Candidates {
+    static constexpr int HELD = 8;
+    u64 keys[HELD];
+
+    __device__ __forceinline__ Candidates(const u64* from, int chunks) {
 #pragma unroll
-    for (int i = 0; i < HELD; i++) {
-        int at = i * KEY_THREADS + threadIdx.x;
-        mine[i] = at < chunks * width ? keys[at / width * TOP + at % width] : 0;
+        for (int i = 0; i < HELD; i++) {
+            int at = i * KEY_THREADS + threadIdx.x;
+            keys[i] = at < chunks * TOP ? from[at] : 0;
+        }
     }
-    take_best(mine, width, best);
-    __syncthreads();
-    return best[0];
-}
+
+    // Merge them into shared memory; -> the best key.
+    __device__ __forceinline__ u64 merge(u64* best, int width) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if ((i * KEY_THREADS + static_cast<int>(threadIdx.x)) % TOP >= width) keys[i] = 0;
+        take_best(keys, width, best);
+        __syncthreads();
+        return best[0];
+    }
+};
 
 // Draw a token for each row.  `positions` are by sequence.  Plain rows (ids null): purpose as given, the
 // token is published and goes to tokens[row].  Verifying rows: tokens[row] replaces the draft behind
@@ -171,33 +183,34 @@ extern "C" __global__ void __launch_bounds__(256) sample_choose(int* tokens, int
                                                                Lanes lanes, Sequences of, const int* lane_of,
                                                                const int* positions, const int* ids, int purpose) {
     __shared__ u64 best[TOP];
-    __shared__ Distribution found;
     release_successor();
     await_predecessor();
-    int row = blockIdx.x, s = sequence_of(of.offsets, of.count, row), lane = lane_of[s];
+    int row = blockIdx.x, s = ids ? sequence_of(of.offsets, of.count, row) : row;
+    Candidates all(keys + static_cast<long long>(row) * chunks * TOP, chunks);
+    int lane = lane_of[s], at = positions[s], behind = ids ? row + 1 - of.offsets[s] : 0;
+    bool last = ids && row + 1 == of.offsets[s + 1];
+    int draft = ids && !last ? ids[row + 1] : -1;
     Sampler sampler = lanes.samplers[lane];
-    u64 top = merge(best, keys + static_cast<long long>(row) * chunks * TOP, chunks, width_of(sampler));
-    if (threadIdx.x) return;
-    int token = -1, stand = 0, at = positions[s];
-    if (top != BAD) {
-        found.build(best, sampler);
-        int behind = row + 1 - of.offsets[s];
-        if (!ids) {
-            token = found.choose(uniform(sampler.seed, at, purpose));
-        } else if (row + 1 == of.offsets[s + 1]) {
-            token = found.choose(uniform(sampler.seed, at + behind, BONUS));
-        } else {
-            stand = uniform(sampler.seed, at + behind, ACCEPT) < found.chance_of(ids[row + 1]);
-            found.drop(ids[row + 1]);
-            token = found.choose(uniform(sampler.seed, at + behind, CORRECT));
+    u64 top = all.merge(best, width_of(sampler));
+    if (threadIdx.x >= 32) return;
+    int token = top == BAD ? -1 : id_of(top), stand = token >= 0 && token == draft;
+    if (top != BAD && sampler.temperature > 0.0f) {
+        Distribution found(best, sampler);
+        float u = uniform(sampler.seed, at + behind, !ids ? purpose : last ? BONUS : CORRECT);
+        if (ids && !last) {
+            stand = uniform(sampler.seed, at + behind, ACCEPT) < found.chance_of(draft);
+            found.drop(draft);
         }
+        token = found.choose(u);
     }
+    if (threadIdx.x) return;
     tokens[row] = token;
     if (ids) {
         stands[row] = stand;
     } else {
         lanes.pending[lane] = token;
-        count(lanes, lane, token, 1);
+        if (token >= 0 && token < lanes.vocab && penalised(sampler))
+            lanes.counts[static_cast<long long>(lane) * lanes.vocab + token] += 1;
     }
 }
 
@@ -275,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_best(int* tokens, const
     __shared__ u64 best[TOP];
     release_successor();
     await_predecessor();
-    u64 top = merge(best, keys + static_cast<long long>(blockIdx.x) * chunks * TOP, chunks, 1);
+    u64 top = Candidates(keys + static_cast<long long>(blockIdx.x) * chunks * TOP, chunks).merge(best, 1);
     if (threadIdx.x == 0) {
         int id = top == BAD || top == 0 ? 0 : id_of(top);
         tokens[blockIdx.x] = map ? map[id] : id;

@@ -266,6 +266,8 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned v) {
 inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }
 inline float __uint_as_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned x; memcpy(&x, &f, 4); return x; }
