@@ -53,7 +53,8 @@ parts() {  # TOOL -> lines of FILE and EXPRESSION
         printf "suites test_prompts_rows_and_drafts and $way and %s\n" "(bf16 or int8)" "(fp8 or nvfp4)" k8v4
     done
     for forms in "(forms0 or forms1)" "(forms2 or forms3)" "(forms4 or forms5)"; do
-        printf "suites (test_rows_add_up or (test_prompts_group_rows and 70)) and %s\n" "$forms"
+        printf "suites (test_rows_add_up or (test_prompts_group_rows and experts_wide.cu-70)) and %s\n" "$forms"
+        printf "suites test_prompts_group_rows and experts_hopper.cu-70 and %s\n" "$forms"
     done
     cat <<'END'
 suites test_long_contexts_split_and_merge and 4096-bf16

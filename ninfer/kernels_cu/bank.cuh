@@ -100,9 +100,11 @@ struct Raw {
         return make_uint4(0, 0, 0, 0);
     }
 
-    // The halves of a and b that `which` names, less `base`, times the scale.
+    // The halves of a and b that `which` names, less `base`, times the scale: exact before it is rounded, since
+    // base times scale has few enough bits.
     __device__ __forceinline__ static u32 scaled(u32 a, u32 b, u32 which, float base, float scale) {
         u32 both = __byte_perm(a, b, which);
-        return round2((as_float(both << 16) - base) * scale, (as_float(both & 0xffff0000u) - base) * scale);
+        float less = -base * scale;
+        return round2(fmaf(as_float(both << 16), scale, less), fmaf(as_float(both & 0xffff0000u), scale, less));
     }
 };

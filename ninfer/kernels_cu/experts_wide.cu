@@ -4,16 +4,15 @@
 // whole tiles of BM rows; experts_up_wide and experts_down_wide multiply tile by tile; experts_sum adds a row's
 // parts back up, best expert first.  A pair's products do not depend on its neighbours in the tile.
 //
-// The one thing a reader would get wrong: gate and up rows alternate by eights in shared memory, so that
-// one thread holds both halves of a SwiGLU.
+// The one thing a reader would get wrong: two blocks must fit on a multiprocessor, since within one the products
+// wait while the experts of the next step are widened.
 //
-// A spill is allowed: one address of the widest format.
-//: spills experts_down_wide 16
+// A spill is allowed: addresses of the widest formats, at two blocks a multiprocessor.
+//: spills experts_down_wide 64
 //: variants BM 32 64 128
-//: spills experts_up_wide 32
-#include "bank.cuh"
+//: spills experts_up_wide 96
+#include "experts_tiles.cuh"
 
-constexpr int BN = 128, BK = 64, STAGES = 3;  // stages of A; B has two
 constexpr int WARPS_M = BM / 32, WARPS_N = 8 / WARPS_M;
 constexpr int TILES = BN / WARPS_N / 8;  // tiles of 8 columns of a warp
 
@@ -30,66 +29,72 @@ extern "C" __global__ void __launch_bounds__(256) experts_count(int* counts, con
     counts[blockIdx.x] = mine;
 }
 
+// The pairs that a thread of 256 looks at, in order.
+struct Run {
+    const int* pairs;
+    int begin, end, count;
+
+    __device__ __forceinline__ Run(const int* pairs, int count) : pairs(pairs), count(count) {
+        int each = (count + 1023) / 1024 * 4;
+        begin = min(static_cast<int>(threadIdx.x) * each, count);
+        end = min(begin + each, count);
+    }
+
+    template <class Body>
+    __device__ __forceinline__ void each(int expert, Body body) const {
+#pragma unroll 4
+        for (int i = begin; i < end; i += 4) {
+            int4 four = i + 4 <= count ? *reinterpret_cast<const int4*>(pairs + i) : tail(i);
+            if (four.x == expert) body(i);
+            if (four.y == expert) body(i + 1);
+            if (four.z == expert) body(i + 2);
+            if (four.w == expert) body(i + 3);
+        }
+    }
+    __device__ __forceinline__ int4 tail(int i) const {
+        return make_int4(pairs[i], i + 1 < count ? pairs[i + 1] : -1, i + 2 < count ? pairs[i + 2] : -1, -1);
+    }
+};
+
 // sources (places,): the pair of each place, -1 for padding; places (count,): the place of each pair;
-// owners (tiles,): the expert of each tile of BM places, -1 behind the last.  Grid experts, 256 threads.
+// owners (tiles,): the expert of each tile of BM places, -1 behind the last.  Grid experts, 256 threads, each of
+// which looks at a run of pairs of its own.
 extern "C" __global__ void __launch_bounds__(256) experts_place(int* sources, int* places, int* owners,
                                                                const int* counts, const int* pairs, int count,
                                                                int tiles) {
-    __shared__ int warps[8], begin;
+    __shared__ int warps[8], before[8];
     int expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) {
-        begin = 0;
-        for (int e = 0; e < expert; e++) begin += (counts[e] + BM - 1) / BM;
+    int begin = 0, mine = 0;
+    for (int e = threadIdx.x; e < expert; e += 256) begin += (counts[e] + BM - 1) / BM;
+    Run run(pairs, count);
+    run.each(expert, [&](int) { mine++; });
+    int upto = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        int lower = __shfl_up_sync(~0u, upto, d);
+        if (lane >= d) upto += lower;
     }
+#pragma unroll
+    for (int m = 16; m; m /= 2) begin += __shfl_xor_sync(~0u, begin, m);
+    if (lane == 31) warps[warp] = upto;
+    if (lane == 0) before[warp] = begin;
     __syncthreads();
-    int own = (counts[expert] + BM - 1) / BM, first = begin * BM, next = first;
+    begin = 0;
+    int all = 0, place = upto - mine;
+    for (int w = 0; w < 8; w++) {
+        begin += before[w];
+        place += w < warp ? warps[w] : 0;
+        all += warps[w];
+    }
+    int own = (all + BM - 1) / BM;
+    place += begin * BM;
+    run.each(expert, [&](int pair) {
+        sources[place] = pair;
+        places[pair] = place++;
+    });
     bool last = expert + 1 == static_cast<int>(gridDim.x);
     for (int i = threadIdx.x; i < (last ? tiles - begin : own); i += 256) owners[begin + i] = i < own ? expert : -1;
-    for (int at = 0; at < count; at += 256) {
-        int i = at + threadIdx.x;
-        bool mine = i < count && pairs[i] == expert;
-        u32 votes = __ballot_sync(~0u, mine);
-        __syncthreads();
-        if (lane == 0) warps[warp] = __popc(votes);
-        __syncthreads();
-        int before = next, all = 0;
-        for (int w = 0; w < 8; w++) {
-            before += w < warp ? warps[w] : 0;
-            all += warps[w];
-        }
-        if (mine) {
-            int place = before + __popc(votes & ((1u << lane) - 1));
-            sources[place] = i;
-            places[i] = place;
-        }
-        next += all;
-    }
-    for (int i = next + threadIdx.x; i < first + own * BM; i += 256) sources[i] = -1;
-}
-
-// Rows of BK elements in shared memory; 16-byte runs permuted so that eight rows meet no bank twice.
-__device__ __forceinline__ bf16* cell(bf16* tile, int row, int chunk) { return tile + row * BK + ((chunk ^ (row & 7)) << 3); }
-
-// The rows of A that a thread copies, null for zeros; column 0.
-struct Left {
-    const bf16* rows[BM / 32];
-
-    __device__ __forceinline__ void fetch(bf16* stage, int k, int columns) const {
-        int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
-        bool inside = k + chunk * 8 < columns;
-#pragma unroll
-        for (int i = 0; i < BM / 32; i++) {
-            bool live = inside && rows[i];
-            copy16_async(cell(stage, row + i * 32, chunk), live ? rows[i] + k + chunk * 8 : fallback, live);
-        }
-    }
-    const bf16* fallback;  // any address that may be named
-};
-
-__device__ __forceinline__ void put_right(bf16* stage, const uint4 (&v)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        *reinterpret_cast<uint4*>(cell(stage, threadIdx.x / 2, threadIdx.x % 2 * 4 + i)) = v[i];
+    for (int i = begin * BM + all + threadIdx.x; i < (begin + own) * BM; i += 256) sources[i] = -1;
 }
 
 // acc[m][n] += one step: rows 16m of the warp's 32, columns 8n of its TILES.
@@ -119,14 +124,12 @@ __device__ __forceinline__ void product(float (&acc)[2][TILES][4], bf16* memory,
     bf16 *a = memory, *b = memory + STAGES * BM * BK;
     int steps = (columns + BK - 1) / BK, at = threadIdx.x % 2 * 32;
     Raw<F> raw;
-    uint4 wide[4];
     raw.load(right, n, at, columns, at < columns);
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) from.fetch(a + s * BM * BK, s * BK, columns);
         copies_commit();
     }
-    for (int i = 0; i < 4; i++) wide[i] = raw.widen(i);
-    put_right(b, wide);
+    put_right(b, raw);
     for (int step = 0; step < steps; step++) {
         copies_wait<STAGES - 2>();
         __syncthreads();
@@ -136,8 +139,7 @@ __device__ __forceinline__ void product(float (&acc)[2][TILES][4], bf16* memory,
         int k = (step + 1) * BK + at;
         raw.load(right, n, k, columns, k < columns);
         multiply(acc, a + step % STAGES * BM * BK, b + step % 2 * BN * BK);
-        for (int i = 0; i < 4; i++) wide[i] = raw.widen(i);
-        put_right(b + (step + 1) % 2 * BN * BK, wide);
+        put_right(b + (step + 1) % 2 * BN * BK, raw);
     }
 }
 
@@ -157,99 +159,68 @@ __device__ __forceinline__ void product_of(int format, float (&acc)[2][TILES][4]
 // act (places, width) = silu(gate x) * up x for the pair of each place.  x (rows, columns), columns % 32 == 0;
 // gate and up share a format; 64 outputs a block.  Grid (width / 64, tiles), 256 threads, shared
 // (STAGES * BM + 2 * BN) * BK * 2 bytes.
-extern "C" __global__ void __launch_bounds__(256) experts_up_wide(bf16* act, const bf16* x, const __grid_constant__ Bank gate,
+extern "C" __global__ void __launch_bounds__(256, 2) experts_up_wide(bf16* act, const bf16* x, const __grid_constant__ Bank gate,
                                                                  const __grid_constant__ Bank up, const int* sources,
                                                                  const int* owners, int columns, int width,
                                                                  int per_token) {
     extern __shared__ __align__(128) unsigned char memory[];
     int expert = owners[blockIdx.y], first = blockIdx.y * BM, begin = blockIdx.x * (BN / 2);
     if (expert < 0) return;
-    Left from;
-    from.fallback = x;
-    int row = threadIdx.x / 8;
-#pragma unroll
-    for (int i = 0; i < BM / 32; i++) {
-        int pair = sources[first + row + i * 32];
-        from.rows[i] = pair < 0 ? nullptr : x + static_cast<long long>(pair / per_token) * columns;
-    }
-    int r = threadIdx.x / 2, n = min(begin + r / 16 * 8 + r % 8, width - 1);
-    const Bank& bank = r / 8 % 2 ? up : gate;
+    Left from = rows_of_pairs(x, sources, first, per_token, columns);
+    const Bank& bank = threadIdx.x / 16 % 2 ? up : gate;
     float acc[2][TILES][4] = {};
     product_of(bank.format, acc, reinterpret_cast<bf16*>(memory), from, bank.rows,
-               static_cast<long>(expert) * bank.step + n, columns);
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 4;
+               static_cast<long>(expert) * bank.step + paired_row(begin, width), columns);
+    int warp = threadIdx.x / 32, wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 4;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < TILES; n += 2)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int place = first + wm + m * 16 + lane / 4 + half * 8, at = begin + wn + n * 4 + lane % 4 * 2;
-                if (at >= width) continue;
-                float y[2];
-                for (int j = 0; j < 2; j++) {
-                    float g = acc[m][n][half * 2 + j];
-                    y[j] = g / (1.0f + __expf(-g)) * acc[m][n + 1][half * 2 + j];
-                }
-                *reinterpret_cast<u32*>(act + static_cast<long long>(place) * width + at) = round2(y[0], y[1]);
-            }
+    for (int m = 0; m < 2; m++) keep_act(act, acc[m], first + wm + m * 16, begin + wn, width);
 }
 
 // parts (places, hidden) = weight of the pair * down act.  Grid (hidden / 128 rounded up, tiles).
-extern "C" __global__ void __launch_bounds__(256) experts_down_wide(bf16* parts, const bf16* act, const __grid_constant__ Bank down,
+extern "C" __global__ void __launch_bounds__(256, 2) experts_down_wide(bf16* parts, const bf16* act, const __grid_constant__ Bank down,
                                                                    const int* sources, const int* owners,
                                                                    const float* weights, int width, int hidden) {
     extern __shared__ __align__(128) unsigned char memory[];
     int expert = owners[blockIdx.y], first = blockIdx.y * BM, begin = blockIdx.x * BN;
     if (expert < 0) return;
-    Left from;
-    from.fallback = act;
-    int row = threadIdx.x / 8;
-#pragma unroll
-    for (int i = 0; i < BM / 32; i++) {
-        int place = first + row + i * 32;
-        from.rows[i] = sources[place] < 0 ? nullptr : act + static_cast<long long>(place) * width;
-    }
+    Left from = rows_of_places(act, sources, first, width);
     int n = min(begin + static_cast<int>(threadIdx.x) / 2, hidden - 1);
     float acc[2][TILES][4] = {};
     product_of(down.format, acc, reinterpret_cast<bf16*>(memory), from, down.rows,
                static_cast<long>(expert) * down.step + n, width);
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 8;
+    int warp = threadIdx.x / 32, wm = warp / WARPS_N * 32, wn = warp % WARPS_N * TILES * 8;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < 2; m++) keep_parts(parts, acc[m], sources, weights, first + wm + m * 16, begin + wn, hidden);
+}
+
+// sum += eight numbers in bf16.
+__device__ __forceinline__ void add_eight(float (&sum)[8], uint4 v) {
+    u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int place = first + wm + m * 16 + lane / 4 + half * 8, pair = sources[place];
-            float weight = pair < 0 ? 0.0f : weights[pair];
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                int at = begin + wn + n * 8 + lane % 4 * 2;
-                if (at < hidden && pair >= 0)
-                    *reinterpret_cast<u32*>(parts + static_cast<long long>(place) * hidden + at) =
-                        round2(acc[m][n][half * 2] * weight, acc[m][n][half * 2 + 1] * weight);
-            }
-        }
+    for (int i = 0; i < 4; i++) sum[2 * i] += as_float(words[i] << 16), sum[2 * i + 1] += as_float(words[i] & 0xffff0000u);
+}
+
+__device__ __forceinline__ float4 mixed(float4 x, const float* sum, float gate, float4 c) {
+    return make_float4(x.x + fmaf(gate, c.x, sum[0]), x.y + fmaf(gate, c.y, sum[1]), x.z + fmaf(gate, c.z, sum[2]),
+                       x.w + fmaf(gate, c.w, sum[3]));
 }
 
 // out = residual + parts of the row's experts, best first, + shared gate * common.  All (rows, hidden) float32
-// but parts.  Grid rows, 256 threads.
+// but parts; hidden % 8 == 0.  Grid rows, 256 threads.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(float* out, const float* residual, const bf16* parts,
                                                              const int* places, const float* common,
                                                              const float* shared, int hidden, int per_token) {
     long long row = blockIdx.x;
     float gate = shared[row];
-    for (int i = threadIdx.x * 2; i < hidden; i += 512) {
-        float2 sum = make_float2(0, 0);
-        for (int j = 0; j < per_token; j++) {
-            long long place = places[row * per_token + j];
-            float2 part = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(parts + place * hidden + i));
-            sum.x += part.x, sum.y += part.y;
-        }
-        float2 x = *reinterpret_cast<const float2*>(residual + row * hidden + i);
-        float2 c = *reinterpret_cast<const float2*>(common + row * hidden + i);
-        *reinterpret_cast<float2*>(out + row * hidden + i) =
-            make_float2(x.x + (sum.x + gate * c.x), x.y + (sum.y + gate * c.y));
+    for (int i = threadIdx.x * 8; i < hidden; i += 2048) {
+        const float4* x = reinterpret_cast<const float4*>(residual + row * hidden + i);
+        const float4* c = reinterpret_cast<const float4*>(common + row * hidden + i);
+        float4 x0 = x[0], x1 = x[1], c0 = c[0], c1 = c[1];
+        float sum[8] = {};
+#pragma unroll 4
+        for (int j = 0; j < per_token; j++)
+            add_eight(sum, load_once(parts + static_cast<long long>(places[row * per_token + j]) * hidden + i));
+        float4* to = reinterpret_cast<float4*>(out + row * hidden + i);
+        to[0] = mixed(x0, sum, gate, c0), to[1] = mixed(x1, sum + 4, gate, c1);
     }
 }

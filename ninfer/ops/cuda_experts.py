@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.kernels_cu.pack import Library
+from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import Shape, Take
 from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.products import Products, joined, matrix_bytes
@@ -77,9 +77,9 @@ def single(matrix: StoredMatrix) -> Bank:
     return Bank(matrix, matrix.rows, matrix.rows)
 
 
-def tile_rows(pairs: int, experts: int) -> int:
+def tile_rows(pairs: int, experts: int, least: int) -> int:
     """Rows of a tile: as many as an expert has on average, in whole variants."""
-    return next((tile for tile in (32, 64) if pairs <= tile * experts), 128)
+    return next((tile for tile in (32, 64) if tile >= least and pairs <= tile * experts), 128)
 
 
 @attrs.frozen(eq=False)
@@ -121,7 +121,11 @@ def _room(columns: int, matrix: StoredMatrix, parts: int) -> tuple[int, int]:
 
 @attrs.define(eq=False)
 class Experts:
-    """Runs mixtures of experts; ``counters`` (rows,) u32 are zero."""
+    """Runs mixtures of experts.
+
+    counters  (rows,) u32, zero
+    hopper    whether prompts may use experts_hopper.cu where the card can run it
+    """
 
     library: Library
     take: Take
@@ -129,6 +133,7 @@ class Experts:
     products: Products
     counters: DeviceArray
     dependent: bool = True
+    hopper: bool = True
 
     def route(
         self,
@@ -226,6 +231,15 @@ class Experts:
 
     # Prompts
 
+    def _hopper(self) -> bool:
+        """Whether Hopper's products run: the card alone decides, since they may round otherwise."""
+        return self.hopper and self.library.supports("experts_hopper.cu")
+
+    def _product(self, name: str, tile: int) -> Kernel:
+        """The product ``name`` of tiles of ``tile`` rows."""
+        way = "hopper" if self._hopper() else "wide"
+        return self.library.get(f"experts_{way}.cu", f"experts_{name}_{way}", BM=tile)
+
     def _wide(
         self,
         y: Pending,
@@ -251,8 +265,8 @@ class Experts:
 
     def _group(self, route: Routing, experts: int) -> Groups:
         """List the (row, choice) pairs by expert."""
-        count = route.experts.size
-        tile = tile_rows(count, experts)
+        count, hopper = route.experts.size, self._hopper()
+        tile = tile_rows(count, experts, 64 if hopper else 32)
         tiles = count // tile + experts
         counts, places = self.take((experts,), "i32"), self.take((count,), "i32")
         sources, owners = self.take((tiles * tile,), "i32"), self.take((tiles,), "i32")
@@ -267,7 +281,7 @@ class Experts:
         width, columns = y.gate.width, y.gate.rows.columns
         act = self.take((groups.tiles * groups.tile, width), "bf16")
         (gate, one), (up, two) = self._fit(y.gate, y.up.rows.format), self._fit(y.up, y.gate.rows.format)
-        self.library.get("experts_wide.cu", "experts_up_wide", BM=groups.tile).launch(
+        self._product("up", groups.tile).launch(
             (-(-width // 64), groups.tiles),
             256,
             *(act, route.normed, gate.pack(), up.pack(), groups.sources, groups.owners),
@@ -289,7 +303,7 @@ class Experts:
         width, hidden = down.rows.columns, down.width
         parts = self.take((groups.tiles * groups.tile, hidden), "bf16")
         bank, wide = self._fit(down, down.rows.format)
-        self.library.get("experts_wide.cu", "experts_down_wide", BM=groups.tile).launch(
+        self._product("down", groups.tile).launch(
             (-(-hidden // 128), groups.tiles),
             256,
             *(parts, act, bank.pack(), groups.sources, groups.owners, route.weights, width, hidden),

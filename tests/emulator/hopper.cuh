@@ -83,16 +83,19 @@ template <int N> inline void registers_release() {}
 template <int N> inline void registers_claim() {}
 inline void copies_to_products() {}
 
-inline void product_64(float (&d)[8][4], u64 a, u64 b, int add) {
+template <int N>
+inline void product_of_tiles(float (&d)[N][4], u64 a, u64 b, int add) {
     int row = emu::self->linear / 32 % 4 * 16 + emu::lane() / 4, t = emu::lane() % 4;
-    emu::depart(&d[0][0], 32, add, [=] {
-        emu::Sums sums(32);
-        for (int i = 0; i < 32; i++)
+    emu::depart(&d[0][0], 4 * N, add, [=] {
+        emu::Sums sums(4 * N);
+        for (int i = 0; i < 4 * N; i++)
             for (int k = 0; k < 16; k++)
                 sums[i] += (double)emu::element(a, row + i / 2 % 2 * 8, k) * emu::element(b, i / 4 * 8 + 2 * t + i % 2, k);
         return sums;
     });
 }
+inline void product_64(float (&d)[8][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
+inline void product_128_of_tiles(float (&d)[16][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
 
 namespace emu {
 

@@ -87,6 +87,9 @@ CASES = [
 ]
 
 
+WAYS = ("experts_wide.cu", "experts_hopper.cu")  # what multiplies a prompt
+
+
 class Mixture:
     """Random experts, interleaved per expert as the converter lays them."""
 
@@ -128,13 +131,13 @@ class Mixture:
         y = silu(n @ self.shared[:common].T) * (n @ self.shared[common:].T)
         return out + shared[:, None] * (y @ self.last.T)
 
-    def run(self, rows, wide=False):
+    def run(self, rows, wide=False, way="experts_wide.cu"):
         bed = self.bed
         normed, chosen, weights, shared, x = rows
         route = Routing(*(bed.to(part) for part in (normed, chosen, weights, shared)))
-        return bed.back(
-            experts(bed).add(self.pending, route, self.bank, self.common, bed.to(x), wide)
-        ).copy()
+        run = experts(bed)
+        run.hopper = way == "experts_hopper.cu"
+        return bed.back(run.add(self.pending, route, self.bank, self.common, bed.to(x), wide)).copy()
 
 
 @pytest.mark.parametrize("forms", CASES)
@@ -147,16 +150,31 @@ def test_rows_add_up_their_experts_and_the_shared_one(bed: Bed, forms):
     assert (mixture.run(alone)[0] == got[1]).all()
 
 
-@pytest.mark.parametrize("forms", CASES)
-@pytest.mark.parametrize("count", [1, 70])
-def test_prompts_group_rows_by_expert(bed: Bed, forms, count):
+def prompt(bed, forms, count, way):
+    if not bed.can_run(way):
+        pytest.skip(f"{way} takes another card")
     mixture = Mixture(bed, 5, forms)
     rows = mixture.rows(count)
-    got, want = mixture.run(rows, wide=True), mixture.want(*rows)
+    got, want = mixture.run(rows, True, way), mixture.want(*rows)
     close(got - rows[-1], want - rows[-1], 1.2e-2)
     some = slice(count // 3, count // 3 + 5)
     few = tuple(part[some] for part in rows)
-    assert (mixture.run(few, wide=True) == got[some]).all()
+    assert (mixture.run(few, True, way) == got[some]).all()
+
+
+@pytest.mark.parametrize("forms", CASES)
+@pytest.mark.parametrize("count", [1, 70])
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_group_rows_by_expert(bed: Bed, forms, count, way):
+    prompt(bed, forms, count, way)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_long_prompts_fill_large_tiles(bed: Bed, way, order):
+    if not bed.real:
+        bed.library.order = order
+    prompt(bed, CASES[1 + order], 140, way)
 
 
 def test_experts_at_uneven_distances_are_refused(bed: Bed):
@@ -167,13 +185,15 @@ def test_experts_at_uneven_distances_are_refused(bed: Bed):
     assert isinstance(mixture.bank, Bank)
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("way", [None, *WAYS])
 @pytest.mark.parametrize("down", ["q5_g64_fp16", "q6_g64_fp16"])
-def test_real_shapes(bed: Bed, wide, down):
+def test_real_shapes(bed: Bed, way, down):
     only_on_a_card(bed, True)
     forms = ("q4_g64_fp16", down, "q8_g32_fp16", "q8_g32_fp16")
     mixture = Mixture(bed, 6, forms, count=12, hidden=2048, width=512, common=512, per_token=8)
-    rows = mixture.rows(300 if wide else 9)
-    got, want = mixture.run(rows, wide), mixture.want(*rows)
+    rows = mixture.rows(600 if way else 9)
+    got, want = mixture.run(rows, way is not None, way), mixture.want(*rows)
     close(got - rows[-1], want - rows[-1], 1.2e-2)
-    assert (mixture.run(tuple(part[4:5] for part in rows), wide)[0] == got[4]).all()
+    for begin, end in ((4, 5), (2, 9)):
+        some = tuple(part[begin:end] for part in rows)
+        assert (mixture.run(some, way is not None, way) == got[begin:end]).all()
