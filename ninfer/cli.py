@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from ninfer import __version__
 from ninfer.commands import NAMES
 from ninfer.faults import StartupError
+from ninfer.runtime.threads import leave
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,8 +53,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code."""
-    args = _parse(argv)
+    """Run one command; the return value is the exit code.  Does not return while a device hangs."""
+    return leave(_run(_parse(argv)))
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code = int(args.run(args))
         if sys.stdout is not None:  # started with it closed

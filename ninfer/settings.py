@@ -126,6 +126,16 @@ class MediaOptions:
 
 
 @attrs.frozen
+class DeviceWaits:
+    """How long the device is waited for, in seconds; no honest work takes as long as the first three."""
+
+    load: float = 7_200.0  # until it is ready: weights, kernels compiled for the first time
+    work: float = 600.0  # for one unit, or one copy of state, on a card
+    numpy_work: float = 14_400.0  # the same with NumPy, where a picture may take hours
+    stop: float = 10.0  # that shutdown waits for the unit that runs
+
+
+@attrs.frozen
 class EngineOptions:
     """Lanes, queue and memory of the engine."""
 
@@ -152,7 +162,7 @@ class EngineOptions:
     draft_auto: bool = False  # choose the width of each round, up to ``draft_tokens``
     proposal_head: bool = False  # draft with the artifact's small head
     vision: bool = False
-    device_stop: float = 10.0  # seconds that shutdown waits for the device to finish its unit
+    waits: DeviceWaits = DeviceWaits()
 
 
 @attrs.frozen

@@ -21,6 +21,7 @@ from ninfer.faults import StartupError
 from ninfer.settings import (
     ContextCosts,
     ContextDisk,
+    DeviceWaits,
     EngineOptions,
     GenerationDefaults,
     MediaOptions,
@@ -128,6 +129,7 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         max_concurrency=args.max_concurrency,
         max_pending=args.max_pending_requests,
         pending_timeout=None if timeout is None else timeout / 1000,
+        waits=_waits(args.device_patience_seconds),
         prefill_chunk=args.prefill_chunk,
         kv_dtype=args.kv_dtype,
         device_state_slots=args.device_state_slots,
@@ -139,6 +141,10 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         proposal_head=args.lm_head_draft,
         vision=args.vision,
     )
+
+
+def _waits(work: float | None) -> DeviceWaits:
+    return _given(DeviceWaits, work=work, numpy_work=work)
 
 
 def _drafts(args: argparse.Namespace) -> dict[str, Any]:

@@ -61,7 +61,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "EngineOptions.junction_tokens": ("checkpoint where prompts branch", "{count} tokens"),
     "EngineOptions.nearby_tokens": ("implicit checkpoint just before another", "{count} tokens"),
     "EngineOptions.draft_tokens": ("tokens drafted a round", "{count}"),
-    "EngineOptions.device_stop": ("unit that runs when the server stops", "{count} s"),
+    "DeviceWaits.load": ("the device at start-up", "{count} s"),
+    "DeviceWaits.work": ("one unit, or one copy of state, on the device", "{count} s"),
+    "DeviceWaits.numpy_work": ("one unit, or one copy of state, on the device", "with NumPy {count} s"),
+    "DeviceWaits.stop": ("unit that runs when the server stops", "{count} s"),
     "ContextDisk.bytes": ("contexts on disk", "{gib} GiB"),
     "ContextDisk.idle": ("rest before contexts are written", "{count} s"),
     "ContextDisk.save_seconds": ("writing contexts at shutdown", "{count} s"),
@@ -78,7 +81,17 @@ BESIDE: dict[str, tuple[Any, str, str]] = {
     "looks": (attrs.fields(Sequence).looks.default, "fetches from disk for one request", "| {count} |"),
 }
 # What is a choice, not a bound.
-CHOICES = {"kv_dtype", "prefix_reuse", "costs", "spec", "draft_auto", "proposal_head", "vision", "folder"}
+CHOICES = {
+    "kv_dtype",
+    "prefix_reuse",
+    "costs",
+    "waits",
+    "spec",
+    "draft_auto",
+    "proposal_head",
+    "vision",
+    "folder",
+}
 CHOICES |= {"kv_auto", "cuda_graphs", "kernels"}
 KINDS = (
     "WireLimits",
@@ -87,6 +100,7 @@ KINDS = (
     "PromptBudget",
     "ResponseStoreLimits",
     "EngineOptions",
+    "DeviceWaits",
     "ContextDisk",
 )
 

@@ -192,6 +192,7 @@ DEFAULTS = {
     "kv-dtype": lambda o: o.engine.kv_dtype,
     "context-disk-mib": lambda o: o.contexts.bytes >> 20,
     "max-pending-requests": lambda o: o.engine.max_pending,
+    "device-patience-seconds": lambda o: o.engine.waits.work,
     "pending-timeout-ms": lambda o: o.engine.pending_timeout * 1000,
     "default-max-tokens": lambda o: o.defaults.max_tokens,
     "response-store-max-records": lambda o: o.responses.records,

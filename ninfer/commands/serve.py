@@ -355,6 +355,12 @@ def _operation(group: argparse._ArgumentGroup) -> None:
         help="append one JSON object a line for every event (default: none)",
     )
     add(
+        "--device-patience-seconds",
+        metavar="F",
+        type=number(1, kind=float),
+        help="longest work on one unit, then the device counts as lost; NumPy: 14400 (default 600)",
+    )
+    add(
         "--exit-on-engine-failure",
         action="store_true",
         default=None,

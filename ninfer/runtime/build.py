@@ -80,7 +80,10 @@ async def build_device(
     ``backend`` is auto, numpy or cuda.  Raises ``StartupError``.
     """
     build = choose_backend(backend)
-    async with ThreadDevice.start(lambda: build(model, options, progress), options.device_stop) as device:
+    waits = options.waits
+    if build is build_numpy:
+        waits = attrs.evolve(waits, work=waits.numpy_work)
+    async with ThreadDevice.start(lambda: build(model, options, progress), waits) as device:
         yield device
 
 

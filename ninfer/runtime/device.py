@@ -2,7 +2,9 @@
 
 One thread builds the program, runs every unit and ends with the device; nothing else touches it.  A
 program that can is given the next unit before the last one has ended, so a card never waits for the host.
-The first fault wins: the unit that hit it and every later one fail with ``DeviceFailed``.
+The first fault wins: the unit that hit it and every later one fail with ``DeviceFailed``.  So does a device
+that ends nothing for ``patience`` seconds: a kernel or a driver call that never returns cannot be ended, so
+its thread is left behind.
 
 The one thing a reader would get wrong: a unit that was submitted runs, even when nobody waits for it
 any more; only its answer can be abandoned.
@@ -22,12 +24,16 @@ import attrs
 import outcome
 
 from ninfer.engine.device import Archive, DeviceFailed, Geometry, Raw, Result, Unit
+from ninfer.faults import StartupError
 from ninfer.runtime.inventory import Inventory
+from ninfer.runtime.threads import give_up
 from ninfer.runtime.wake import Waker, waker
+from ninfer.settings import DeviceWaits
 
 T = TypeVar("T")
 Finish = Callable[[], Result]
 AHEAD = 2  # units under way at once
+WAITS = DeviceWaits()
 
 
 class Program(Protocol):
@@ -75,6 +81,34 @@ class ArchiveProgram(Program, Protocol):
 
 
 @attrs.define(eq=False)
+class Watch:
+    """How long anybody waits for a device that ends nothing; ``ended`` counts what it has ended."""
+
+    patience: float
+    ended: int = 0
+    stuck: TimeoutError | None = None
+
+    async def wait(self, done: anyio.Event) -> None:
+        """Wait while the device gets on; raises ``DeviceFailed`` once it does not, and ever after."""
+        while self.stuck is None:
+            seen = self.ended
+            with anyio.move_on_after(self.patience):
+                await done.wait()
+                return
+            if self.ended == seen:
+                self.stuck = TimeoutError(stuck(self.patience))
+        raise DeviceFailed("the device failed") from self.stuck
+
+
+def stuck(patience: float) -> str:
+    """Say for the operator what happened, and what helps."""
+    return (
+        f"the device has ended nothing for {patience:g} s and is given up: restart the server, and the "
+        "machine if the card does not come back; --device-patience-seconds bounds one piece of work"
+    )
+
+
+@attrs.define(eq=False)
 class Errand(Generic[T]):
     """A call on the device's thread; its fault is the caller's alone.
 
@@ -83,6 +117,7 @@ class Errand(Generic[T]):
 
     call: Callable[[], T]
     wake: Waker
+    watch: Watch
     apart: bool = False
     _done: anyio.Event = attrs.field(factory=anyio.Event)
     _outcome: outcome.Value[T] | outcome.Error | None = None
@@ -90,7 +125,7 @@ class Errand(Generic[T]):
 
     async def result(self) -> T:
         """Wait for it; raises ``MemoryError`` if the call did, ``DeviceFailed`` for whatever else."""
-        await self._done.wait()
+        await self.watch.wait(self._done)
         if isinstance(self._outcome, outcome.Value):
             value: T = self._outcome.value
             return value
@@ -104,6 +139,7 @@ class Errand(Generic[T]):
         self._lost = lost
         if lost is None:
             self._outcome = outcome.capture(self.call)
+        self.watch.ended += 1
         self.wake(self._done.set)
 
 
@@ -113,12 +149,13 @@ class Pending:
 
     unit: Unit
     wake: Waker
+    watch: Watch
     _done: anyio.Event = attrs.field(factory=anyio.Event)
     _outcome: Result | BaseException | None = None
 
     async def result(self) -> Result:
         """Wait for the unit; raises ``DeviceFailed`` once the device is lost."""
-        await self._done.wait()
+        await self.watch.wait(self._done)
         if isinstance(self._outcome, Result):
             return self._outcome
         raise DeviceFailed("the device failed") from self._outcome
@@ -126,6 +163,7 @@ class Pending:
     def settle(self, outcome: Result | BaseException) -> None:
         """Store the outcome and wake the waiter; called on the device's thread."""
         self._outcome = outcome
+        self.watch.ended += 1
         self.wake(self._done.set)
 
 
@@ -133,6 +171,7 @@ class Pending:
 class ThreadDevice:
     """Implements ``Device`` over a program.  Make it with ``start``."""
 
+    _watch: Watch
     _program: Program | None = None
     _failure: BaseException | None = None
     _units: queue.SimpleQueue[Pending | Errand[Any] | None] = attrs.field(factory=queue.SimpleQueue)
@@ -140,13 +179,14 @@ class ThreadDevice:
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, build: Callable[[], Program], stop_seconds: float = 10.0
+        cls, build: Callable[[], Program], waits: DeviceWaits = WAITS
     ) -> AsyncIterator[ThreadDevice]:
         """Build a program on a thread of its own; the thread ends, after its units, with the context.
 
-        Leaving waits for it for ``stop_seconds`` at most; it is a daemon, so it never holds up the process.
+        Leaving waits for it for ``waits.stop`` seconds at most, and not at all when it is stuck; then it is
+        left behind (see ``threads.give_up``).  Raises ``StartupError`` when building takes too long.
         """
-        device, ready, ended = cls(), anyio.Event(), anyio.Event()
+        device, ready, ended = cls(Watch(waits.work)), anyio.Event(), anyio.Event()
         wake = waker()
         thread = threading.Thread(
             target=device._work,
@@ -156,14 +196,22 @@ class ThreadDevice:
         )
         thread.start()
         try:
-            await ready.wait()
+            with anyio.move_on_after(waits.load):
+                await ready.wait()
+            if not ready.is_set():
+                why = f"the device was not ready within {waits.load:g} s; look at its driver"
+                device._watch.stuck = TimeoutError(why)
+                raise StartupError(why)
             if device._failure is not None:
                 raise device._failure
             yield device
         finally:
             device._units.put(None)
-            with anyio.move_on_after(stop_seconds, shield=True):
+            lost = device._watch.stuck is not None
+            with anyio.move_on_after(0 if lost else waits.stop, shield=True):
                 await ended.wait()
+            if not ended.is_set():
+                give_up(thread)
 
     @property
     def geometry(self) -> Geometry:
@@ -179,7 +227,7 @@ class ThreadDevice:
 
     def submit(self, unit: Unit) -> Pending:
         """Queue a unit; never blocks."""
-        pending = Pending(unit, waker())
+        pending = Pending(unit, waker(), self._watch)
         self._units.put(pending)
         return pending
 
@@ -190,7 +238,7 @@ class ThreadDevice:
 
     async def call(self, call: Callable[[], T], *, apart: bool = False) -> T:
         """Make a call on the device's thread, in its place among the units or ``apart`` from them."""
-        errand = Errand(call, waker(), apart)
+        errand = Errand(call, waker(), self._watch, apart)
         self._units.put(errand)
         return await errand.result()
 

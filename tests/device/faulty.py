@@ -133,7 +133,7 @@ async def build(
     def make() -> Breaking:
         return Breaking(build_on_card(model, options, progress), fault, float(after), int(rows))
 
-    async with ThreadDevice.start(make, options.device_stop) as device:
+    async with ThreadDevice.start(make, options.waits) as device:
         yield device
 
 

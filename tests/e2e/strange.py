@@ -1,13 +1,14 @@
 """``ninfer serve`` around a device that fails, or takes its time: for tests of the life cycle alone.
 
 The environment says how: ``FAIL_AFTER`` units (of at least ``FAIL_ROWS`` decoding sequences, where that is
-set), or ``SLOW_START`` seconds of loading.
+set), with ``HANGS`` never to return instead of failing, or ``SLOW_START`` seconds of loading.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from ninfer.lifecycle import serve
 from ninfer.runtime.build import build_numpy
 from ninfer.runtime.device import ThreadDevice
 from ninfer.runtime.inventory import Inventory
+from ninfer.runtime.threads import leave
 from ninfer.settings import EngineOptions
 from ninfer.startup import read_options
 
@@ -51,6 +53,8 @@ class Failing:
         self.left -= wide
         if self.left < 0:
             print(f"fault at {time.monotonic()}", file=sys.stderr, flush=True)
+            if os.environ.get("HANGS"):
+                threading.Event().wait()
             raise RuntimeError("an illegal memory access was encountered")
         result: Result = self.program.run(unit)
         return result
@@ -68,9 +72,10 @@ async def build(
         after, rows = os.environ.get("FAIL_AFTER", "inf"), os.environ.get("FAIL_ROWS", "0")
         return Failing(build_numpy(model, options, progress), float(after), int(rows))
 
-    async with ThreadDevice.start(make, 0.1) as device:
+    waits = attrs.evolve(options.waits, stop=0.1)
+    async with ThreadDevice.start(make, waits) as device:
         yield device
 
 
 if __name__ == "__main__":
-    sys.exit(serve(read_options(build_parser().parse_args()), build))
+    sys.exit(leave(serve(read_options(build_parser().parse_args()), build)))

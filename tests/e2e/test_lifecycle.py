@@ -275,6 +275,20 @@ def test_a_device_lost_under_load_leaves_nobody_waiting(monkeypatch: pytest.Monk
     check_log(live, "illegal memory access")
 
 
+def test_a_device_that_hangs_is_lost_and_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL_AFTER", "40")
+    monkeypatch.setenv("HANGS", "1")
+    with running("--device-patience-seconds", "1", module=STRANGE, code=3) as live:
+        status, answer = post(live, body(STORY, max_tokens=500))
+        assert (status, json.loads(answer)["error"]["code"]) == (500, "engine_failed")
+        assert get(live, "/health") == (503, b'{"status": "unavailable"}')
+        assert b"ninfer_engine_ready 0.0" in get(live, "/metrics")[1]
+        assert post(live, body())[0] == 503
+    (critical,) = [line for line in live.log if "CRITICAL engine failed" in line]
+    assert "has ended nothing for 1 s" in critical and "--device-patience-seconds" in critical
+    assert "the process ends without it" in live.log[-1]
+
+
 def test_with_exit_on_engine_failure_the_answers_go_out_and_the_process_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

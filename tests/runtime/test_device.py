@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import anyio
 import attrs
 import pytest
+from trio.testing import MockClock
 
 from ninfer.engine.device import Clear, DeviceFailed, Geometry, Result, Unit
-from ninfer.faults import StartupError
+from ninfer.engine.job import Event, Failed, Job, Sampling
+from ninfer.engine.loop import Engine
+from ninfer.faults import Refused, StartupError
+from ninfer.prompt.prepared import Prepared
 from ninfer.runtime.device import ThreadDevice
 from ninfer.runtime.inventory import Inventory
+from ninfer.runtime.threads import LEFT
+from ninfer.settings import DeviceWaits, EngineOptions
+from ninfer.warmup import explain
+from tests.sim.harness import Reader
 
 
 @attrs.define(eq=False)
@@ -91,7 +101,7 @@ async def test_an_abandoned_unit_still_runs_before_the_thread_ends() -> None:
 @on_both_loops
 async def test_leaving_does_not_wait_for_ever() -> None:
     program = Recorded()
-    async with ThreadDevice.start(lambda: program, stop_seconds=0.01) as device:
+    async with ThreadDevice.start(lambda: program, DeviceWaits(stop=0.01)) as device:
         device.submit(Clear(0))
     assert program.seen == []  # it stands at its gate still
     program.gate.set()
@@ -266,3 +276,109 @@ async def test_a_fault_of_a_unit_under_way_fails_it_and_all_after_it(early: bool
     assert fine in ((1, 2) if early else (2,))
     assert outcomes[fine:] == [cause] * (6 - fine)
     assert len(program.seen) <= 4 and len(program.waited) <= 3  # nothing was begun on a lost device
+
+
+def left_behind() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.endswith(LEFT)]
+
+
+@pytest.fixture
+def stuck() -> Iterator[Archived]:
+    """A program that never returns; when the test is over, it does."""
+    program = Archived()
+    yield program
+    program.gate.set()
+    for thread in left_behind():
+        thread.join(10)
+
+
+async def test_a_device_that_hangs_is_lost_for_everyone_on_the_exact_second(
+    autojump_clock: MockClock, stuck: Archived
+) -> None:
+    began = anyio.current_time()
+    async with ThreadDevice.start(lambda: stuck, DeviceWaits(load=math.inf, work=600)) as device:
+        archive = device.archive
+        assert archive is not None
+        for later in (device.submit(Clear(0)), device.submit(Clear(1))):
+            with pytest.raises(DeviceFailed) as failed:
+                await later.result()
+            assert "nothing for 600 s" in str(failed.value.__cause__)
+        with pytest.raises(DeviceFailed):
+            await archive.export(0, ())
+        with pytest.raises(DeviceFailed):
+            await device.submit(Clear(2)).result()
+        assert anyio.current_time() - began == 600
+    assert anyio.current_time() - began == 600  # nor does leaving wait for it
+    assert len(left_behind()) == 1
+
+
+async def test_a_copy_that_hangs_loses_the_device_too(autojump_clock: MockClock, stuck: Archived) -> None:
+    release = threading.Event()
+
+    def export(slot: int | None, pages: tuple[int, ...]) -> bytes:
+        release.wait(10)
+        return b""
+
+    stuck.gate.set()
+    async with ThreadDevice.start(lambda: stuck, DeviceWaits(load=math.inf, work=600)) as device:
+        with pytest.raises(DeviceFailed):
+            await device.call(lambda: export(0, ()))
+        with pytest.raises(DeviceFailed):
+            await device.submit(Clear(0)).result()
+        release.set()
+
+
+async def test_who_waits_behind_work_that_ends_waits_on() -> None:
+    program = Recorded()
+    program.gate.set()
+    async with ThreadDevice.start(lambda: program, DeviceWaits(work=0.2)) as device:
+        naps = [device.submit(Clear(slot)) for slot in range(8)]
+
+        async def nap() -> None:
+            await device.call(lambda: time.sleep(0.1))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(nap)
+        assert [(await one.result()).seconds for one in naps] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+async def test_a_device_that_is_never_ready_is_a_problem_of_the_start(autojump_clock: MockClock) -> None:
+    release = threading.Event()
+
+    def build() -> Recorded:
+        release.wait(10)
+        return Recorded()
+
+    with pytest.raises(StartupError, match="not ready within 7200 s"):
+        async with ThreadDevice.start(build):
+            raise AssertionError("a device that is not ready was handed out")
+    release.set()
+    for thread in left_behind():
+        thread.join(10)
+
+
+async def test_requests_on_a_device_that_hangs_hear_it_and_newcomers_are_refused(
+    autojump_clock: MockClock, stuck: Archived
+) -> None:
+    async with ThreadDevice.start(lambda: stuck, DeviceWaits(load=math.inf, work=600)) as device:
+        engine = Engine(device, EngineOptions(pending_timeout=1e6))
+        events: list[list[Event]] = []
+
+        async def ask(number: int) -> None:
+            job = Job(f"r{number}", Prepared((1, 2, 3), False), Sampling(), 4, Reader(), math.inf)
+            with engine.seat():
+                reader = engine.submit(job)
+                with reader:
+                    events.append([event async for event in reader])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.run)
+            for number in range(3):  # one runs, two wait for its lane
+                tasks.start_soon(ask, number)
+        assert [told[-1].fault.code for told in events if isinstance(told[-1], Failed)] == [
+            "engine_failed"
+        ] * 3
+        assert isinstance(engine.failure, DeviceFailed) and "for 600 s" in explain(engine)
+        with pytest.raises(Refused), engine.seat():
+            raise AssertionError("a lost device took a request")
