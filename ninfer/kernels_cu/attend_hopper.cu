@@ -14,6 +14,7 @@
 #include "softmax.cuh"
 
 constexpr int ROWS = 64, TEAM = 128, RING = 5;
+constexpr int LAG = 1;                // tiles that a producer thread starts before it waits for the first
 constexpr int SLAB = ROWS * 64;       // elements of 64 dims of a tile
 constexpr int TILE = ROWS * DIM;      // elements
 constexpr int CONSUMER_WARPS = 8;
@@ -37,9 +38,12 @@ struct Ring {
         for (int i = 0; i < RING; i++) phase_init(full + i, TEAM), phase_init(empty + i, CONSUMER_WARPS);
     }
     __device__ __forceinline__ bf16* at(const Turn& turn) const { return tiles + turn.slot * TILE; }
-    __device__ __forceinline__ void await(const Turn& turn) const {
-        phase_wait(full + turn.slot, turn.parity);
+    __device__ __forceinline__ void await(const Turn& turn) const { phase_wait(full + turn.slot, turn.parity); }
+    // This thread's part of the tile has come.
+    __device__ __forceinline__ void pass(Turn& turn) const {
         copies_to_products();
+        phase_arrive(full + turn.slot);
+        turn.next();
     }
     __device__ __forceinline__ void release(const Turn& turn, int lane) const {
         if (lane == 0) phase_arrive(empty + turn.slot);
@@ -108,52 +112,71 @@ struct Walk {
 
     // Fill the ring; `queries` come with the first keys.
     __device__ __forceinline__ void produce(const Ring& ring) const {
-        Turn turn;
+        Turn turn, done;
         for (int tile = 0; tile < 2 * pages; tile++) {
             bool values = tile == 2 * pages - 1 || (tile > 0 && tile % 2 == 0);
             int page = values ? (tile - 1) / 2 : (tile + 1) / 2;
             if (tile >= RING) phase_wait(ring.empty + turn.slot, turn.parity ^ 1);
-            part(ring.at(turn), values ? page_values(pool, table[page], layer, head) : page_keys(pool, table[page], layer, head), page);
-            phase_arrive_after_copies(ring.full + turn.slot);
+            part(ring.at(turn),
+                 values ? page_values(pool, table[page], layer, head) : page_keys(pool, table[page], layer, head), page);
+            copies_commit();
             turn.next();
+            if (tile < LAG) continue;
+            copies_wait<LAG>();
+            ring.pass(done);
         }
+        copies_wait<0>();
+        for (int i = 0; i < LAG; i++) ring.pass(done);
     }
 };
 
-// Attention of one warpgroup's rows; `mine` is the index of this warp's first.
+// Attention of a warpgroup's rows; `mine` is the index of this warp's first.
 struct Rows {
+    const Ring& ring;
+    const bf16* queries;
+    int mine, first_key, lane;
+    float scale;
+    Turn turn = {};
+    Softmax soft = {};
     float o[DIM / 8][4] = {};
-    Softmax soft;
+    u32 p[4][4];
 
-    __device__ __forceinline__ void attend(const Ring& ring, const bf16* queries, int pages, int mine, int first_key, float scale, int lane) {
-        float s[8][4] = {};
-        u32 p[4][4];
-        Turn turn;
+    __device__ __forceinline__ void first() {
+        float s[8][4];
         ring.await(turn);
         score(s, queries, ring.at(turn));
         products_wait<0>();
         settle(s);
         ring.release(turn, lane);
-        soft.weigh(s, 0, mine, first_key, scale, lane);
+        mask_page(s, 0, mine, first_key, lane);
+        soft.weigh(s, scale);
         fragments(p, s);
-        for (int page = 1; page < pages; page++) {
-            turn.next();
-            Turn keys = turn;
-            ring.await(keys);
-            score(s, queries, ring.at(keys));
-            turn.next();
-            ring.await(turn);
-            accumulate(o, p, ring.at(turn));
-            products_wait<1>();
-            settle(s);
-            ring.release(keys, lane);
-            float2 factor = soft.weigh(s, page, mine, first_key, scale, lane);
-            products_wait<0>();
-            settle(o);
-            ring.release(turn, lane);
-            if (__any_sync(~0u, factor.x != 1.0f || factor.y != 1.0f)) rescale(o, factor);
-            fragments(p, s);
-        }
+    }
+
+    // Scores of `page`, values of the page before it.  No branch between the waits: products would be awaited there.
+    template <bool HIDES>
+    __device__ __forceinline__ void next(int page) {
+        float s[8][4];
+        turn.next();
+        Turn keys = turn;
+        ring.await(keys);
+        score(s, queries, ring.at(keys));
+        turn.next();
+        ring.await(turn);
+        accumulate(o, p, ring.at(turn));
+        products_wait<1>();
+        settle(s);
+        ring.release(keys, lane);
+        if (HIDES) mask(s, mine - page * PAGE_TOKENS + 1, first_key - page * PAGE_TOKENS, lane);
+        float2 factor = soft.weigh(s, scale);
+        products_wait<0>();
+        settle(o);
+        ring.release(turn, lane);
+        if (__any_sync(~0u, factor.x != 1.0f || factor.y != 1.0f)) rescale(o, factor);
+        fragments(p, s);
+    }
+
+    __device__ __forceinline__ void last() {
         turn.next();
         ring.await(turn);
         accumulate(o, p, ring.at(turn));
@@ -173,13 +196,14 @@ extern "C" __global__ void __launch_bounds__(3 * TEAM) attend_hopper(
     u64* barriers = reinterpret_cast<u64*>(queries + (2 + RING) * TILE);
     Ring ring = {queries + 2 * TILE, barriers, barriers + RING};
     int tile = (gridDim.y - 1 - blockIdx.y) * ROWS, stride = heads * DIM;
-    int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // of one value to the compiler too
+    int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // so that the compiler knows it is the same in a warp
     int length = of.frontiers[0] + min(tile + ROWS, rows), pages = (length + PAGE_TOKENS - 1) / PAGE_TOKENS;
     if (threadIdx.x == 0) ring.begin();
     __syncthreads();
     if (team == 0) {
         registers_release<72>();
-        Walk walk = {pool, layer, of.tables, static_cast<int>(blockIdx.x) * 2 / (heads / pool.kv_heads), of.first_key, length, pages};
+        int kv = static_cast<int>(blockIdx.x) * 2 / (heads / pool.kv_heads);
+        Walk walk = {pool, layer, of.tables, kv, of.first_key, length, pages};
         const bf16* from = q + static_cast<long long>(tile) * stride + blockIdx.x * 2 * DIM;
         fetch(queries, from, stride, 0, rows - tile);
         fetch(queries + TILE, from + DIM, stride, 0, rows - tile);
@@ -187,9 +211,15 @@ extern "C" __global__ void __launch_bounds__(3 * TEAM) attend_hopper(
         return;
     }
     registers_claim<216>();
-    int head = blockIdx.x * 2 + team - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, first = tile + warp * 16;
-    Rows mine;
-    mine.attend(ring, queries + (team - 1) * TILE, pages, of.frontiers[0] + first, of.first_key, scale * 1.4426950408889634f, lane);
-    store(out + static_cast<long long>(first) * stride + head * DIM, gate + static_cast<long long>(first) * gate_stride + head * DIM,
-          stride, gate_stride, mine.o, mine.soft, rows - first, lane);
+    int head = blockIdx.x * 2 + team - 1, lane = threadIdx.x % 32, first = tile + threadIdx.x / 32 % 4 * 16;
+    Rows mine = {ring, queries + (team - 1) * TILE, of.frontiers[0] + first, of.first_key, lane, scale * 1.4426950408889634f};
+    int open = of.first_key > PAGE_TOKENS ? 1 : (of.frontiers[0] + tile + 1) / PAGE_TOKENS;  // pages that hide nothing
+    mine.first();
+    int page = 1;
+    for (; page < open; page++) mine.next<false>(page);
+    for (; page < pages; page++) mine.next<true>(page);
+    mine.last();
+    store(out + static_cast<long long>(first) * stride + head * DIM,
+          gate + static_cast<long long>(first) * gate_stride + head * DIM, stride, gate_stride, mine.o, mine.soft,
+          rows - first, lane);
 }

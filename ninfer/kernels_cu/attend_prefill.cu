@@ -112,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
             copies_commit();
             if (!busy) continue;
             score(s, queries, k, warp, lane);
-            rescale(o, soft.weigh(s, page, mine, of.first_key, scale, lane));
+            mask_page(s, page, mine, of.first_key, lane);
+            rescale(o, soft.weigh(s, scale));
             accumulate(o, s, v, lane);
         } else {
             walk.values(values, page);
@@ -123,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_prefill(
             __syncthreads();
             if (page + 1 < pages) walk.keys(keys, page + 1);
             copies_commit();
-            if (busy) rescale(o, soft.weigh(s, page, mine, of.first_key, scale, lane));
+            if (busy) mask_page(s, page, mine, of.first_key, lane);
+            if (busy) rescale(o, soft.weigh(s, scale));
             copies_wait<1>();
             __syncthreads();
             if (busy) accumulate(o, s, values, lane);

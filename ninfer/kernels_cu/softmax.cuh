@@ -29,33 +29,44 @@ __device__ __forceinline__ void mask(float (&s)[8][4], int limit, int begin, int
         }
 }
 
+// The same for a page, where it hides something; `mine` is the index of the warp's first row.
+__device__ __forceinline__ void mask_page(float (&s)[8][4], int page, int mine, int first_key, int lane) {
+    int at = page * PAGE_TOKENS, begin = first_key - at;
+    if (at + PAGE_TOKENS - 1 > mine || begin > 0) mask(s, mine - at + 1, begin, lane);
+}
+
 // Running softmax of rows g and g + 8 (log2 domain).
 struct Softmax {
     float top[2] = {NEVER, NEVER}, total[2] = {0, 0};
 
-    // Turn the scores of a page into probabilities, `scale` to the log2 domain; `mine` is the index of the warp's first row.
+    // Turn the scores of a page into probabilities, `scale` to the log2 domain.
     // -> what earlier sums of rows g and g + 8 must be multiplied by.
-    __device__ __forceinline__ float2 weigh(float (&s)[8][4], int page, int mine, int first_key, float scale, int lane) {
-        int at = page * PAGE_TOKENS, begin = first_key - at;
-        if (at + PAGE_TOKENS - 1 > mine || begin > 0) mask(s, mine - at + 1, begin, lane);
-        return make_float2(step(s, 0, scale), step(s, 1, scale));
-    }
-
-    __device__ __forceinline__ float step(float (&s)[8][4], int r, float scale) {
-        float now = NEVER;
-#pragma unroll
-        for (int n = 0; n < 8; n++) now = fmaxf(now, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-        now = fmaxf(top[r], now * scale);  // unchanged by a page of which the row sees nothing
-        float base = now == NEVER ? 0.0f : now, factor = exp2_fast(top[r] - base), sum = 0.0f;
+    __device__ __forceinline__ float2 weigh(float (&s)[8][4], float scale) {
+        float now[2] = {NEVER, NEVER}, base[2], factor[2], sum[2] = {0, 0};
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int j = 2 * r; j < 2 * r + 2; j++) sum += s[n][j] = exp2_fast(fmaf(s[n][j], scale, -base));
-        total[r] = total[r] * factor + sum;
-        top[r] = now;
-        return factor;
+            for (int r = 0; r < 2; r++) now[r] = fmaxf(now[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            now[r] = fmaxf(now[r], __shfl_xor_sync(~0u, now[r], 1));
+            now[r] = fmaxf(now[r], __shfl_xor_sync(~0u, now[r], 2));
+            now[r] = fmaxf(top[r], now[r] * scale);  // unchanged by a page of which the row sees nothing
+            base[r] = now[r] == NEVER ? 0.0f : now[r];
+            factor[r] = exp2_fast(top[r] - base[r]);
+            top[r] = now[r];
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                s[n][2 * r] = exp2_fast(fmaf(s[n][2 * r], scale, -base[r]));
+                s[n][2 * r + 1] = exp2_fast(fmaf(s[n][2 * r + 1], scale, -base[r]));
+                sum[r] += s[n][2 * r] + s[n][2 * r + 1];
+            }
+#pragma unroll
+        for (int r = 0; r < 2; r++) total[r] = total[r] * factor[r] + sum[r];
+        return make_float2(factor[0], factor[1]);
     }
 };
 

@@ -31,7 +31,7 @@ def prompt_shared(warps: int, stages: int) -> int:
 
 # attend_hopper.cu: rows of a tile, heads and threads of a block; shared: queries, a ring of five, barriers.
 HOPPER_ROWS, HOPPER_HEADS, HOPPER_THREADS = 64, 2, 384
-HOPPER_SHARED = (HOPPER_HEADS + 5) * HOPPER_ROWS * HEAD_DIM * 2 + 80
+HOPPER_SHARED = (HOPPER_HEADS + 5) * HOPPER_ROWS * HEAD_DIM * 2 + 5 * 16
 
 
 @attrs.define(eq=False)
