@@ -6,8 +6,11 @@
 // everything up, best expert first, then the shared one, then the residual.  Weights stream through
 // the stages of experts_stage.cuh; a row meets only its own experts, so its bits depend on nothing else.
 //
-// The one thing a reader would get wrong: which weights are read is known only after the router's kernel has
-// ended, so nothing can be fetched before await_predecessor().
+// Which weights are read is known only after the router's kernel has ended, so experts_up fetches nothing before that.
+// experts_down does: it begins when every block of experts_up has seen the router's kernel end.
+//
+// The one thing a reader would get wrong: experts_up may release its successor only after its own wait, since
+// experts_down reads the choice and the residual before it waits.
 //
 // A spill is allowed: 17 warps of one block leave 120 registers; sm_120 wants a few more.
 //: spills experts_down 96
@@ -29,40 +32,52 @@ struct Choice {
 };
 
 struct Best {
-    u64 best[MOST], some[8 * MOST];
+    u64 keys[8][128], some[8 * MOST], best[MOST];
 };
 
-// Take the best experts of a row of logits; all 256 threads.  Ends in the first thread's stores.
-__device__ __forceinline__ void choose(const Choice& to, Best& work, const float* logits, float score, long long row) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (to.count + 7) / 8, per_token = to.per_token;
-    u64 keys[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int n = i * 32 + lane, e = warp * each + n;
-        keys[i] = n < each && e < to.count ? key_of(__ldcg(logits + e), e) : 0;
-    }
-    take_best_of_warp(keys, per_token, work.some + warp * per_token);
-    __syncthreads();
-    if (warp) return;
-#pragma unroll
-    for (int i = 0; i < 4; i++) keys[i] = i * 32 + lane < 8 * per_token ? work.some[i * 32 + lane] : 0;
-    take_best_of_warp(keys, per_token, work.best);
-    __syncwarp();
-    if (lane) return;
-    bool sound = work.best[0] != BAD;
-    float total = 0, top = value_of(work.best[0]);
-    for (int j = 0; j < per_token && sound; j++) total += expf(value_of(work.best[j]) - top);
-    for (int j = 0; j < per_token; j++) {
-        to.experts[row * per_token + j] = sound ? id_of(work.best[j]) : 0;
-        to.weights[row * per_token + j] = sound ? expf(value_of(work.best[j]) - top) / total : __int_as_float(0x7fffffff);
-    }
-    to.shared[row] = 1.0f / (1.0f + expf(-score));
+// How many of keys[from], keys[from + step] ... below `count` are larger than `key`.
+__device__ __forceinline__ int larger(const u64* keys, u64 key, int from, int step, int count) {
+    int found = 0;
+#pragma unroll 8
+    for (int j = from; j < count; j += step) found += keys[j] > key;
+    return found;
 }
 
-// The factor of a row's RMSNorm; all 256 threads.
-__device__ __forceinline__ float norm_factor(const float* x, int columns, float eps, float* sums) {
-    float squares = 0;
-    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[k], x[k], squares);
+// Take the best experts of a row of logits; all 256 threads.  A key's place is the number of larger ones: first among
+// those of its warp, then among the best of all warps.  Ends in the first warp's stores.
+__device__ __forceinline__ void choose(const Choice& to, Best& work, const float* logits, float score, long long row) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (to.count + 7) / 8, per_token = to.per_token;
+    u64* mine = work.keys[warp];
+    for (int n = lane; n < each; n += 32) {
+        int e = warp * each + n;
+        mine[n] = e < to.count ? key_of(__ldcg(logits + e), e) : 0;
+    }
+    if (lane < per_token) work.some[warp * per_token + lane] = work.best[lane] = 0;
+    __syncwarp();
+    for (int n = lane; n < each; n += 32) {
+        int place = larger(mine, mine[n], 0, 1, each);
+        if (mine[n] && place < per_token) work.some[warp * per_token + place] = mine[n];
+    }
+    __syncthreads();
+    int all = 8 * per_token, pair = threadIdx.x / 2;
+    u64 key = pair < all ? work.some[pair] : 0;
+    int place = larger(work.some, key, threadIdx.x % 2, 2, all);
+    place += __shfl_xor_sync(~0u, place, 1);
+    if (key && place < per_token) work.best[place] = key;
+    __syncthreads();
+    if (warp) return;
+    key = work.best[min(lane, MOST - 1)];
+    bool sound = work.best[0] != BAD;
+    float chance = sound ? expf(value_of(key) - value_of(work.best[0])) : 0.0f, total = 0;
+    for (int j = 0; j < per_token; j++) total += __shfl_sync(~0u, chance, j);
+    if (lane == 0) to.shared[row] = 1.0f / (1.0f + expf(-score));
+    if (lane >= per_token) return;
+    to.experts[row * per_token + lane] = sound ? id_of(key) : 0;
+    to.weights[row * per_token + lane] = sound ? chance / total : __int_as_float(0x7fffffff);
+}
+
+// The factor of a row's RMSNorm, of this thread's sum of squares; all 256 threads.
+__device__ __forceinline__ float norm_factor(float squares, int columns, float eps, float* sums) {
     squares = warp_sum(squares);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
     __syncthreads();
@@ -82,13 +97,15 @@ extern "C" __global__ void __launch_bounds__(256) experts_route(bf16* normed, Ch
     release_successor();
     await_predecessor();
     long long row = blockIdx.x, at = row * columns;
-    float factor = norm_factor(x + at, columns, eps, sums);
+    float squares = 0;
+    for (int k = threadIdx.x; k < columns; k += 256) squares = fmaf(x[at + k], x[at + k], squares);
+    float factor = norm_factor(squares, columns, eps, sums);
     for (int k = threadIdx.x; k < columns; k += 256)
         normed[at + k] = __float2bfloat16(x[at + k] * factor * (1.0f + __bfloat162float(norm[k])));
     choose(to, work, logits + row * logits_stride, score[row * score_stride], row);
 }
 
-constexpr int FIRST = 2048;  // columns of a router row that a lane holds before the predecessor has ended
+constexpr int FIRST = 2048;  // columns whose weights are there before the predecessor has ended
 
 __device__ __forceinline__ float dot8(const uint4& w, const float* n) {
     float4 a = reinterpret_cast<const float4*>(n)[0], b = reinterpret_cast<const float4*>(n)[1];
@@ -113,19 +130,31 @@ extern "C" __global__ void __launch_bounds__(256) experts_score(bf16* normed, Ch
     long long row = blockIdx.y;
     const bf16* weights = mine < to.count ? router + static_cast<long long>(mine) * columns : gate;
     uint4 held[FIRST / 256];
+    float weight[FIRST / 256], v[FIRST / 256];
     release_successor();
 #pragma unroll
     for (int i = 0; i < FIRST / 256; i++) {
-        int k = i * 256 + lane * 8;
+        int k = i * 256 + lane * 8, own = i * 256 + threadIdx.x;
         held[i] = k < columns && mine <= to.count ? load_stream(weights + k) : make_uint4(0, 0, 0, 0);
+        weight[i] = own < columns ? 1.0f + __bfloat162float(norm[own]) : 0.0f;
     }
     await_predecessor();
     x += row * columns;
-    float factor = norm_factor(x, columns, eps, sums), sum = 0;
-    for (int k = threadIdx.x; k < columns; k += 256) {
-        n[k] = x[k] * factor * (1.0f + __bfloat162float(norm[k]));
-        if (blockIdx.x == 0) normed[row * columns + k] = __float2bfloat16(n[k]);
-    }
+    float squares = 0, sum = 0;
+#pragma unroll
+    for (int i = 0; i < FIRST / 256; i++) v[i] = i * 256 + threadIdx.x < columns ? x[i * 256 + threadIdx.x] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < FIRST / 256; i++) squares = fmaf(v[i], v[i], squares);
+    for (int k = FIRST + threadIdx.x; k < columns; k += 256) squares = fmaf(x[k], x[k], squares);
+    float factor = norm_factor(squares, columns, eps, sums);
+    auto put = [&](int k, float value) {
+        if (k >= columns) return;
+        n[k] = value;
+        if (blockIdx.x == 0) normed[row * columns + k] = __float2bfloat16(value);
+    };
+#pragma unroll
+    for (int i = 0; i < FIRST / 256; i++) put(i * 256 + threadIdx.x, v[i] * factor * weight[i]);
+    for (int k = FIRST + threadIdx.x; k < columns; k += 256) put(k, x[k] * factor * (1.0f + __bfloat162float(norm[k])));
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < FIRST / 256; i++)
@@ -134,13 +163,15 @@ extern "C" __global__ void __launch_bounds__(256) experts_score(bf16* normed, Ch
     sum = warp_sum(sum);
     logits += row * (to.count + 1);
     if (lane == 0 && mine <= to.count) logits[mine] = sum;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(counters + row, 1u) == gridDim.x - 1;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(counters + row, 1u) == gridDim.x - 1;
+        __threadfence();
+        if (last) counters[row] = 0;
+    }
     __syncthreads();
     if (!last) return;
-    __threadfence();
-    if (threadIdx.x == 0) counters[row] = 0;
     choose(to, work, logits, __ldcg(logits + to.count), row);
 }
 
@@ -148,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_score(bf16* normed, Ch
 template <int F>
 __device__ __forceinline__ void stage_row(u8* to, const bf16* x, int columns, int reach, int thread, int threads) {
     for (int c = thread * 8; c < reach; c += threads * 8) {
-        uint4 v = c < columns ? *reinterpret_cast<const uint4*>(x + c) : make_uint4(0, 0, 0, 0);
+        uint4 v = c < columns ? __ldcg(reinterpret_cast<const uint4*>(x + c)) : make_uint4(0, 0, 0, 0);
         *reinterpret_cast<uint4*>(to + c * 2) = in_code_order<F>(v);
     }
 }
@@ -200,16 +231,18 @@ struct Up {
 
 template <int F>
 __device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const Bank& up, int width, int tiles, int tile,
-                                       int expert, bf16* out, u8* memory) {
+                                       bool routed, u8* memory) {
     using L = Layout<F>;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = warp % PARTS, row = tile * 8 % width;
     int all = units_of<F>(call.columns), begin = all * span / PARTS, units = all * (span + 1) / PARTS - begin;
     float4* meet = reinterpret_cast<float4*>(memory) + warp * 32;
     u8* x = memory + UP_WARPS * 512;
     u8* ring = x + all * L::COLUMNS * 2 + 64 + warp * call.room;
-    Source<F> source;
+    bool mine = tile < tiles;
+    int expert = routed && mine ? call.experts[blockIdx.y * call.per_token + tile * 8 / width] : 0;
     int a = expert * gate.step + row, b = expert * up.step + row;
-    if (tile < tiles) source.aim(gate.rows, a, up.rows, b, call.columns);
+    Source<F> source;
+    if (mine) source.aim(gate.rows, a, up.rows, b, call.columns);
     else units = 0;
     fill<F>(source, ring, begin, units, call.columns);
     stage_row<F>(x, call.x + static_cast<long long>(blockIdx.y) * call.columns, call.columns, all * L::COLUMNS,
@@ -217,32 +250,31 @@ __device__ __forceinline__ void run_up(const Up& call, const Bank& gate, const B
     __syncthreads();
     float4 sum = meet[lane] = stream<F>(source, ring, x, begin, units, call.columns);
     __syncthreads();
-    if (span || lane % 4 || tile >= tiles) return;
+    if (span || lane % 4 || !mine) return;
     for (int p = 1; p < PARTS; p++) sum.x += meet[p * 32 + lane].x, sum.z += meet[p * 32 + lane].z;
     float g = sum.x * row_factor<F>(gate.rows, a + lane / 4), u = sum.z * row_factor<F>(up.rows, b + lane / 4);
-    out[tile * 8 + lane / 4] = __float2bfloat16(g / (1.0f + __expf(-g)) * u);
+    long long at = static_cast<long long>(blockIdx.y) * call.stride + (routed ? 0 : call.per_token * call.width);
+    call.out[at + tile * 8 + lane / 4] = __float2bfloat16(g / (1.0f + __expf(-g)) * u);
 }
 
 // out = silu(gate_e x) * up_e x of each row's experts, then of the shared expert.  A tile is 8 rows of gate
 // and of up.  Grid (blocks of routed tiles + blocks of shared tiles, rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) experts_up(const __grid_constant__ Up call) {
     extern __shared__ __align__(128) u8 memory[];
-    release_successor();
     await_predecessor();
+    release_successor();  // not before: experts_down reads the choice at once
     bool routed = static_cast<int>(blockIdx.x) < call.blocks;
     int tile = (blockIdx.x - (routed ? 0 : call.blocks)) * (UP_WARPS / PARTS) + threadIdx.x / 32 / PARTS;
     int width = routed ? call.width : call.shared_width, tiles = (routed ? call.per_token : 1) * width / 8;
-    int expert = routed && tile < tiles ? call.experts[blockIdx.y * call.per_token + tile * 8 / width] : 0;
     const Bank &gate = routed ? call.gate : call.shared_gate, &up = routed ? call.up : call.shared_up;
-    bf16* out = call.out + static_cast<long long>(blockIdx.y) * call.stride + (routed ? 0 : call.per_token * call.width);
     switch (gate.format) {
-        case BF16: return run_up<BF16>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case FP8: return run_up<FP8>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case Q8: return run_up<Q8>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case Q4: return run_up<Q4>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case Q5: return run_up<Q5>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case Q6: return run_up<Q6>(call, gate, up, width, tiles, tile, expert, out, memory);
-        case NVFP4: return run_up<NVFP4>(call, gate, up, width, tiles, tile, expert, out, memory);
+        case BF16: return run_up<BF16>(call, gate, up, width, tiles, tile, routed, memory);
+        case FP8: return run_up<FP8>(call, gate, up, width, tiles, tile, routed, memory);
+        case Q8: return run_up<Q8>(call, gate, up, width, tiles, tile, routed, memory);
+        case Q4: return run_up<Q4>(call, gate, up, width, tiles, tile, routed, memory);
+        case Q5: return run_up<Q5>(call, gate, up, width, tiles, tile, routed, memory);
+        case Q6: return run_up<Q6>(call, gate, up, width, tiles, tile, routed, memory);
+        case NVFP4: return run_up<NVFP4>(call, gate, up, width, tiles, tile, routed, memory);
     }
 }
 
@@ -258,16 +290,17 @@ struct Down {
 };
 
 template <int F>
-__device__ __forceinline__ void run_down(const Down& call, const Bank& bank, int width, int expert, float weight,
-                                         float* meet, u8* memory) {
+__device__ __forceinline__ void run_down(const Down& call, const Bank& bank, int width, bool routed, float* meet, u8* memory) {
     using L = Layout<F>;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = expert * bank.step + blockIdx.x * 16;
-    int units = units_of<F>(width);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.y * call.per_token + warp;
+    int units = units_of<F>(width), row = (routed ? __ldcg(call.experts + at) : 0) * bank.step + blockIdx.x * 16;
+    float weight = __ldcg(routed ? call.weights + at : call.shared + blockIdx.y);
     u8* ring = memory + units * L::COLUMNS * 2 + 64;
     Source<F> source;
     source.aim(bank.rows, row, bank.rows, row + 8, width);
     const bf16* y = call.y + static_cast<long long>(blockIdx.y) * call.stride + warp * call.width;
     fill<F>(source, ring, 0, units, width);
+    await_predecessor();
     stage_row<F>(memory, y, width, units * L::COLUMNS, lane, 32);
     __syncwarp();
     float4 sum = stream<F>(source, ring, memory, 0, units, width);
@@ -282,32 +315,24 @@ extern "C" __global__ void __launch_bounds__(544) experts_down(const __grid_cons
     extern __shared__ __align__(128) u8 memory[];
     __shared__ float meet[MOST + 1][16];
     release_successor();
-    await_predecessor();
-    int warp = threadIdx.x / 32, at = blockIdx.y * call.per_token + warp, width = call.width, expert = 0;
-    float weight = 0;
-    const Bank* bank = &call.down;
-    if (warp < call.per_token) {
-        expert = call.experts[at];
-        weight = call.weights[at];
-    } else {
-        bank = &call.shared_down;
-        weight = call.shared[blockIdx.y];
-        width = call.shared_width;
-    }
+    int warp = threadIdx.x / 32;
+    bool routed = warp < call.per_token;
+    int width = routed ? call.width : call.shared_width;
+    const Bank& bank = routed ? call.down : call.shared_down;
+    long long place = static_cast<long long>(blockIdx.y) * call.hidden + blockIdx.x * 16 + threadIdx.x;
+    float sum = 0, rest = threadIdx.x < 16 ? __ldcg(call.residual + place) : 0.0f;
     u8* mine = memory + warp * call.room;
-    switch (bank->format) {
-        case BF16: run_down<BF16>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case FP8: run_down<FP8>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case Q8: run_down<Q8>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case Q4: run_down<Q4>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case Q5: run_down<Q5>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case Q6: run_down<Q6>(call, *bank, width, expert, weight, meet[warp], mine); break;
-        case NVFP4: run_down<NVFP4>(call, *bank, width, expert, weight, meet[warp], mine); break;
+    switch (bank.format) {
+        case BF16: run_down<BF16>(call, bank, width, routed, meet[warp], mine); break;
+        case FP8: run_down<FP8>(call, bank, width, routed, meet[warp], mine); break;
+        case Q8: run_down<Q8>(call, bank, width, routed, meet[warp], mine); break;
+        case Q4: run_down<Q4>(call, bank, width, routed, meet[warp], mine); break;
+        case Q5: run_down<Q5>(call, bank, width, routed, meet[warp], mine); break;
+        case Q6: run_down<Q6>(call, bank, width, routed, meet[warp], mine); break;
+        case NVFP4: run_down<NVFP4>(call, bank, width, routed, meet[warp], mine); break;
     }
     __syncthreads();
     if (threadIdx.x >= 16) return;
-    float sum = 0;
     for (int j = 0; j <= call.per_token; j++) sum += meet[j][threadIdx.x];
-    long long place = static_cast<long long>(blockIdx.y) * call.hidden + blockIdx.x * 16 + threadIdx.x;
-    call.out[place] = call.residual[place] + sum;
+    call.out[place] = rest + sum;
 }
