@@ -46,10 +46,21 @@ struct DeltaRows {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
+// What a head's decay is made of.
+struct HeadGates {
+    float bias, log;
+
+    __device__ __forceinline__ HeadGates(const DeltaLayer& layer, int head) : bias(layer.dt_bias[head]), log(layer.a_log[head]) {}
+
+    __device__ __forceinline__ float decay(float a) const {
+        float x = a + bias;
+        float softplus = x > 20.0f ? x : log1pf(expf(x));
+        return expf(-expf(log) * softplus);
+    }
+};
+
 __device__ __forceinline__ float decay_of(const DeltaLayer& layer, int head, float a) {
-    float x = a + layer.dt_bias[head];
-    float softplus = x > 20.0f ? x : log1pf(expf(x));
-    return expf(-expf(layer.a_log[head]) * softplus);
+    return HeadGates(layer, head).decay(a);
 }
 
 __device__ __forceinline__ float beta_of(float b) { return 1.0f / (1.0f + expf(-b)); }

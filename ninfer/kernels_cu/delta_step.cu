@@ -5,13 +5,10 @@
 // stays, and the raw rows go to the lane's record).  delta_fold advances slots over the first rows of their
 // records, all layers at once; delta_ring then moves the convolution history.  A tail and a fold do the
 // additions of as many decode steps in the same order, so they end in the same bits.
-//
-// A spill is allowed: one register, on one architecture.
-//: spills delta_step 8
 #include "delta.cuh"
 #include "pages.cuh"
 
-constexpr int THREADS = 256;        // with at most 128 registers: half of a multiprocessor
+constexpr int THREADS = 512;        // with up to 128 registers: a multiprocessor of its own for every head
 constexpr int LANES = THREADS / 8;  // rows of S in hand at once
 constexpr int PASSES = HEAD / LANES;
 
@@ -24,7 +21,7 @@ struct Record {
     int width, write;
 };
 
-constexpr int ROWS = THREADS / 32;    // rows whose inputs are prepared together
+constexpr int ROWS = 8;               // rows whose inputs are prepared together
 constexpr int PIECES = 3 * HEAD / 8;  // 16-byte pieces of a head's q, k and v channels
 constexpr int KEYS = HEAD / 8;        // the first of them that is not a query's
 constexpr int HISTORY = TAPS - 1;
@@ -35,19 +32,29 @@ struct Workspace {
     float decay[ROWS], beta[ROWS];
 };
 
+// A value head, and the key head that it shares with its neighbours.
+struct Heads {
+    int value, key;
+    bool first;  // of those neighbours
+
+    __device__ __forceinline__ Heads(const DeltaLayer& layer, int head) : value(head) {
+        int share = layer.value_heads / layer.key_heads;
+        key = head / share, first = head == key * share;
+    }
+};
+
 // Where 8 channels of a value head lie.
 struct Piece {
     const bf16* x;      // in row 0
     int stride, index;  // elements between rows; channel number in q, k, v order
     bool owner;         // whether this block speaks for them (key heads are shared by blocks)
 
-    __device__ __forceinline__ Piece(const DeltaLayer& layer, const DeltaRows& rows, int head, int which) {
-        int share = layer.value_heads / layer.key_heads, part = which / (HEAD / 8);
-        int at = which % (HEAD / 8) * 8 + (part == 2 ? head : head / share) * HEAD;
+    __device__ __forceinline__ Piece(const DeltaLayer& layer, const DeltaRows& rows, const Heads& of, int which) {
+        int part = which / (HEAD / 8), at = which % (HEAD / 8) * 8 + (part == 2 ? of.value : of.key) * HEAD;
         x = (part == 0 ? rows.q : part == 1 ? rows.k : rows.v) + at;
         stride = part == 2 ? rows.value_stride : rows.key_stride;
         index = part * layer.key_heads * HEAD + at;
-        owner = part == 2 || head % share == 0;
+        owner = part == 2 || of.first;
     }
 
     __device__ __forceinline__ uint4 load(int row) const {
@@ -56,12 +63,13 @@ struct Piece {
 };
 
 // Fetch taps and the columns before a sequence's first row, which has index `first`; pieces from `from` on.
-__device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const DeltaRows& rows, const bf16* ring, int head,
+__device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const DeltaRows& rows, const bf16* ring, const Heads& of,
                                               int channels, int first, int from, Workspace& ws) {
     int pieces = PIECES - from;
+#pragma unroll 1
     for (int t = threadIdx.x; t < (TAPS + HISTORY) * pieces; t += THREADS) {
         int line = t / pieces, p = from + t % pieces;
-        Piece piece(layer, rows, head, p);
+        Piece piece(layer, rows, of, p);
         const bf16* at = line < TAPS ? layer.taps + line * channels : ring + (first + line - TAPS + 1) % TAPS * channels;
         uint4 found = *reinterpret_cast<const uint4*>(at + piece.index);
         (line < TAPS ? ws.taps[line] : ws.raw[line - TAPS])[p] = found;
@@ -70,23 +78,26 @@ __device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const Del
 
 // Fetch rows row .. row + count - 1 of a sequence that begins at `begin`; raw columns go to `line`, `width`
 // apart, or to `column`, where given: the only one stays there, those of a tail delta_ring writes again.
-__device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaRows& rows, int head, int begin, int row,
-                                           int count, int from, Workspace& ws, bf16* line, int width, bf16* column) {
+__device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaRows& rows, const Heads& of, int begin, int row,
+                                           int count, int from, Workspace& ws, bf16* line, int width, bf16* column,
+                                           bool real = true) {
     int pieces = PIECES - from, old = row > begin ? HISTORY : 0;
+#pragma unroll 1
     for (int t = threadIdx.x; t < (old + count) * pieces; t += THREADS) {
         int i = t / pieces - old, p = from + t % pieces;
-        Piece piece(layer, rows, head, p);
-        uint4 found = piece.load(row + i);
+        Piece piece(layer, rows, of, p);
+        uint4 found = real ? piece.load(row + i) : make_uint4(0, 0, 0, 0);
         ws.raw[HISTORY + i][p] = found;
-        if (i < 0 || !piece.owner) continue;
+        if (i < 0 || !piece.owner || !real) continue;
         if (line) *reinterpret_cast<uint4*>(line + static_cast<long long>(i) * width + piece.index) = found;
         if (column) *reinterpret_cast<uint4*>(column + piece.index) = found;
     }
 }
 
-// Convolve what was fetched.
-__device__ __forceinline__ void convolve_rows(int count, int from, Workspace& ws) {
+// Convolve what was fetched; bits that the mask lacks are cleared.
+__device__ __forceinline__ void convolve_rows(int count, int from, Workspace& ws, u32 mask = ~0u) {
     int width = 3 * HEAD - 8 * from;
+#pragma unroll 1
     for (int t = threadIdx.x; t < count * width; t += THREADS) {
         int i = t / width, channel = 8 * from + t % width;
         float w[TAPS], x[TAPS];
@@ -95,7 +106,8 @@ __device__ __forceinline__ void convolve_rows(int count, int from, Workspace& ws
             w[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.taps[j])[channel]);
             x[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.raw[i + j])[channel]);
         }
-        ws.mixed[i][0][channel] = convolve(w, x[0], x[1], x[2], x[3]);
+        float y = convolve(w, x[0], x[1], x[2], x[3]);
+        ws.mixed[i][0][channel] = __uint_as_float(__float_as_uint(y) & mask);
     }
 }
 
@@ -134,6 +146,7 @@ __device__ __forceinline__ void dots(float (&to)[PASSES], const float4 (&s)[PASS
 template <bool QUERIES>
 __device__ __forceinline__ void normalise(Workspace& ws, int count) {
     int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int task = threadIdx.x / 32; task < count * (1 + QUERIES); task += THREADS / 32) {
         bool query = QUERIES && task >= count;
         float4& mine = reinterpret_cast<float4*>(query ? ws.mixed[task - count][0] : ws.mixed[task][1])[lane];
@@ -164,20 +177,25 @@ __device__ __forceinline__ void advance(float4 (&s)[PASSES][4], Workspace& ws, i
 }
 
 // Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.
-__device__ __forceinline__ void enter_gates(const DeltaLayer& layer, const DeltaRows& rows, int head, int row, int count,
-                                            Workspace& ws, bf16* line, int width) {
+// Rows that are not real change nothing: decay 1, beta 0.
+__device__ __forceinline__ void enter_gates(const HeadGates& gates, const DeltaLayer& layer, const DeltaRows& rows,
+                                            int head, int row, int count, Workspace& ws, bf16* line, int width,
+                                            bool real = true) {
     int i = threadIdx.x;
     if (i >= count) return;
-    bf16 a = rows.a[(row + i) * rows.gate_stride + head], b = rows.b[(row + i) * rows.gate_stride + head];
-    ws.decay[i] = decay_of(layer, head, __bfloat162float(a));
-    ws.beta[i] = beta_of(__bfloat162float(b));
+    bf16 a = __float2bfloat16(0.0f), b = a;
+    if (real) a = rows.a[(row + i) * rows.gate_stride + head], b = rows.b[(row + i) * rows.gate_stride + head];
+    float decay = gates.decay(__bfloat162float(a)), beta = beta_of(__bfloat162float(b));
+    ws.decay[i] = real ? decay : 1.0f;
+    ws.beta[i] = real ? beta : 0.0f;
     if (line) line[static_cast<long long>(i) * width + head] = a, line[static_cast<long long>(i) * width + layer.value_heads + head] = b;
 }
 
-// out (rows, value_heads * HEAD); z alike.  Grid (value_heads, sequences), 256 threads.  What the pass before
+// out (rows, value_heads * HEAD); z alike.  Grid (value_heads, sequences), THREADS threads.  What the pass before
 // wrote (S, rings) is read before the predecessor has ended; that is sound because the first kernel of every
-// pass is an ordinary launch.
-extern "C" __global__ void __launch_bounds__(256, 2) delta_step(bf16* out, const bf16* z, DeltaRows rows,
+// pass is an ordinary launch.  A launch that begins early rehearses: it takes one row of zeros, which leaves S as
+// it is, through the code of every row, so that its instructions are there when its rows are.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, const bf16* z, DeltaRows rows,
                                                                DeltaLayer layer, Images images, Sequences of,
                                                                const int* slots, Record record) {
     __shared__ __align__(16) Workspace ws;
@@ -189,40 +207,50 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_step(bf16* out, const
     bf16 *ring = ring_of(images, slot), *line = nullptr, *column = ring + first % TAPS * channels;
     float4 s[PASSES][4];
     load_state(s, state);
-    fetch_history(layer, rows, ring, head, channels, first, 0, ws);
-    await_predecessor();
-    if (record.write) {
-        int lane = record.lanes[sequence];
-        line = record.base + lane * record.lane_stride;
-        column = nullptr;
-        if (head == 0 && thread == 0) record.frontiers[lane] = first;
-    }
-    for (int row = begin; row < end; row += ROWS) {
-        int count = min(ROWS, end - row);
-        fetch_rows(layer, rows, head, begin, row, count, 0, ws, line, record.width, column);
-        enter_gates(layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width);
+    Heads heads(layer, head);
+    fetch_history(layer, rows, ring, heads, channels, first, 0, ws);
+    HeadGates gates(layer, head);
+    int part = thread % 32, own = thread / 32;  // a warp a row of outputs
+    uint2 norm = *reinterpret_cast<const uint2*>(layer.norm + part * 4);
+#pragma unroll 1
+    for (int row = begin - (REHEARSES ? ROWS : 0); row < end; row += ROWS) {
+        bool real = row >= begin;
+        int count = real ? min(ROWS, end - row) : 1;
+        if (row == begin) {
+            await_predecessor();
+            if (record.write) {
+                int lane = record.lanes[sequence];
+                line = record.base + lane * record.lane_stride;
+                column = nullptr;
+                if (head == 0 && thread == 0) record.frontiers[lane] = first;
+            }
+        }
+        long long at = (static_cast<long long>(row + own) * layer.value_heads + head) * HEAD + part * 4;
+        uint2 gate = make_uint2(0, 0);
+        if (real && own < count) gate = *reinterpret_cast<const uint2*>(z + at);
+        fetch_rows(layer, rows, heads, begin, row, count, 0, ws, line, record.width, column, real);
+        enter_gates(gates, layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width, real);
         __syncthreads();
-        convolve_rows(count, 0, ws);
+        convolve_rows(count, 0, ws, real ? ~0u : 0u);
         __syncthreads();
         normalise<true>(ws, count);
         __syncthreads();
+#pragma unroll 1
         for (int i = 0; i < count; i++) advance<true>(s, ws, i);
+        if (row + ROWS >= end && real && !record.write) save_state(s, state);
         __syncthreads();
-        if (thread / 32 < count) {  // a warp a row
-            int i = thread / 32, part = thread % 32;
-            long long at = (static_cast<long long>(row + i) * layer.value_heads + head) * HEAD + part * 4;
-            float4 w = load4(layer.norm + part * 4);
-            store4(out + at, gated_norm(reinterpret_cast<float4*>(ws.o[i])[part], w, load4(z + at), layer.eps));
+        if (own < count) {
+            float4 y = gated_norm(reinterpret_cast<float4*>(ws.o[own])[part], wide4(norm), wide4(gate), layer.eps);
+            if (real) store4(out + at, y);
         }
         if (line) line += static_cast<long long>(ROWS) * record.width;
     }
-    if (!record.write) save_state(s, state);
 }
 
 // Advance slots over keeps[i] rows of the records of lanes[i]; `frontiers` is the records' own, by lane.
 // `layers` lies on the device; the images' offsets step by the strides given.  Grid (value_heads,
-// sequences, layers), 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 2) delta_fold(const bf16* records, long long lane_stride,
+// sequences, layers), THREADS threads.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_fold(const bf16* records, long long lane_stride,
                                                                long long layer_stride, int width,
                                                                const DeltaLayer* layers, Images images,
                                                                long long recurrent_stride, long long ring_stride,
@@ -245,12 +273,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_fold(const bf16* reco
     int first = frontiers[lanes[sequence]];
     float4 s[PASSES][4];
     load_state(s, state);
-    fetch_history(layer, rows, ring, head, channels, first, KEYS, ws);
+    Heads heads(layer, head);
+    fetch_history(layer, rows, ring, heads, channels, first, KEYS, ws);
+    HeadGates gates(layer, head);
     for (int row = 0; row < keep; row += ROWS) {
         int count = min(ROWS, keep - row);
         if (row) __syncthreads();
-        fetch_rows(layer, rows, head, 0, row, count, KEYS, ws, nullptr, 0, nullptr);
-        enter_gates(layer, rows, head, row, count, ws, nullptr, 0);
+        fetch_rows(layer, rows, heads, 0, row, count, KEYS, ws, nullptr, 0, nullptr);
+        enter_gates(gates, layer, rows, head, row, count, ws, nullptr, 0);
         __syncthreads();
         convolve_rows(count, KEYS, ws);
         __syncthreads();

@@ -119,6 +119,16 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
     return v;
 }
 
+// Whether a kernel may be started before its predecessor has ended.
+#if __CUDA_ARCH__ >= 900
+constexpr bool REHEARSES = true;
+#else
+constexpr bool REHEARSES = false;
+#endif
+
+// Bring the line of an address into L2.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
+
 // Dependent launches (no-ops before sm_90 and in ordinary launches): a kernel may start while its
 // predecessor runs, must wait before it reads what the predecessor wrote, and may release its
 // successor early.

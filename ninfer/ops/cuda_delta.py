@@ -25,6 +25,7 @@ from ninfer.ops.cuda_state import (
 from ninfer.ops.verbs import Step
 
 TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
+STEP_THREADS = 512  # of delta_step and delta_fold
 MOST_STAGES = 3  # tiles under way in tiles_run
 SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
@@ -74,7 +75,7 @@ class Delta:
             record = self.records.pack(layer, step.lanes)
         self.library.get("delta_step.cu", "delta_step").launch(
             (self.shape.value_heads, step.sequences),
-            256,
+            STEP_THREADS,
             out,
             rows.z,
             rows.pack(),
@@ -153,7 +154,7 @@ class Delta:
         columns, frontiers = self.records.columns, self.records.frontiers
         self.library.get("delta_step.cu", "delta_fold").launch(
             (shape.value_heads, count, images.layers),
-            256,
+            STEP_THREADS,
             *(
                 columns,
                 lane,
