@@ -13,6 +13,7 @@ constexpr int SPLITS = 64;  // at most; fewer blocks do when no sequence has as 
 constexpr int WARPS = 4;
 constexpr int GROUP = 8;    // query heads of one kv head, at most
 constexpr int MERGERS = 8;  // warps of attend_merge
+constexpr int OUT_ROW = 265, OUT_WARP = GROUP * OUT_ROW;  // floats of a head's sums, which are spread over the banks
 
 using Keys = KvFragments<KV>::Keys;
 using Values = KvFragments<KV>::Values;
@@ -72,14 +73,15 @@ struct Softmax {
     }
 };
 
-// This warp's sums over tokens first_key .. length - 1 of pages page .. last - 1.
+// This warp's sums over tokens first_key .. length - 1 of pages page .. last - 1; without `readable` the first
+// page's keys are not read, whatever that makes of the sums.
 __device__ __forceinline__ void attend_pages(float (&o)[DIM / 16][4], Softmax& soft, const uint2* queries,
                                              const Pool& pool, long long layer, int head, const int* table, int page,
-                                             int last, int first_key, int length, float scale) {
+                                             int last, int first_key, int length, float scale, bool readable) {
     int lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16;
     Keys keys;
     Values values;
-    keys.load(page_keys(pool, table[page], layer, head), token, lane);
+    if (readable) keys.load(page_keys(pool, table[page], layer, head), token, lane);
     for (; page < last; page++) {
         int begin = first_key - page * PAGE_TOKENS, end = length - page * PAGE_TOKENS;
         values.load(page_values(pool, table[page], layer, head), token, begin, end, lane);
@@ -100,7 +102,9 @@ __device__ __forceinline__ void attend_pages(float (&o)[DIM / 16][4], Softmax& s
     }
 }
 
-// Leave each warp's sums in shared memory: outs[warp][head][dim], stats[warp][head] = (top, total).
+__device__ __forceinline__ int out_place(int head, int dim) { return head * OUT_ROW + dim + dim / 32; }
+
+// Leave each warp's sums in shared memory: outs[warp][out_place(head, dim)], stats[warp][head] = (top, total).
 __device__ __forceinline__ void leave_sums(float* outs, float2* stats, const float (&o)[DIM / 16][4],
                                            const Softmax& soft) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -109,52 +113,78 @@ __device__ __forceinline__ void leave_sums(float* outs, float2* stats, const flo
         stats[warp * GROUP + 2 * t] = make_float2(soft.top[0], total0);
         stats[warp * GROUP + 2 * t + 1] = make_float2(soft.top[1], total1);
     }
-    float* mine = outs + warp * GROUP * DIM;
+    float* mine = outs + warp * OUT_WARP;
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) mine[(2 * t + j % 2) * DIM + Values::value_dim(i, g, j / 2)] = o[i][j];
+        for (int j = 0; j < 4; j++) mine[out_place(2 * t + j % 2, Values::value_dim(i, g, j / 2))] = o[i][j];
 }
 
 __device__ __forceinline__ float weight_of(float top, float best) {
     return best == NEVER ? 0.0f : exp2_fast(top - best);
 }
 
+// Add up head h of the warps' sums, two dimensions a thread.
+__device__ __forceinline__ void join_warps(float* partial, float* stats, const float* outs, const float2* warp_stats,
+                                           long long place, int h, bool real) {
+    int low = out_place(h, threadIdx.x), high = out_place(h, threadIdx.x + DIM / 2);
+    float best = NEVER, total = 0.0f, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) best = fmaxf(best, warp_stats[w * GROUP + h].x);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float2 stat = warp_stats[w * GROUP + h];
+        float weight = weight_of(stat.x, best);
+        sum[0] += weight * outs[w * OUT_WARP + low];
+        sum[1] += weight * outs[w * OUT_WARP + high];
+        total += weight * stat.y;
+    }
+    if (!real) return;
+    partial[(place + h) * DIM + threadIdx.x] = sum[0];
+    partial[(place + h) * DIM + threadIdx.x + DIM / 2] = sum[1];
+    if (threadIdx.x == 0) reinterpret_cast<float2*>(stats)[place + h] = make_float2(best, total);
+}
+
+// Ask for a page's keys and values of one head, without reading them.
+__device__ __forceinline__ void ask_for_page(const Pool& pool, int page, long long layer, int head) {
+    const u8 *keys = page_keys(pool, page, layer, head), *values = page_values(pool, page, layer, head);
+    for (int at = threadIdx.x * 128; at < pool.key_bytes; at += WARPS * 32 * 128) prefetch_l2(keys + at);
+    for (int at = threadIdx.x * 128; at < pool.value_bytes; at += WARPS * 32 * 128) prefetch_l2(values + at);
+}
+
 // q (rows, heads, DIM) normed and rotated.  partial (rows, kv_heads, gridDim.x, group, DIM) and stats (rows,
 // kv_heads, gridDim.x, group, 2) hold each split's sums, their top in the log2 domain and their total weight.
-// Grid (min(SPLITS, pages of a context), kv_heads, rows), 128 threads.
+// Grid (min(SPLITS, pages of a context), kv_heads, rows), 128 threads.  A launch that begins early rehearses with
+// its first page, which is read then only if no row of this pass is entered into it.
 extern "C" __global__ void __launch_bounds__(128) attend_rows(float* partial, float* stats, const bf16* q, Pool pool,
                                                              long long layer, Sequences of, int heads, float scale) {
     __shared__ uint2 queries[DIM / 16 * 32];
-    __shared__ float outs[WARPS * GROUP * DIM];
+    __shared__ float outs[WARPS * OUT_WARP];
     __shared__ float2 warp_stats[WARPS * GROUP];
     release_successor();
     int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, group = heads / pool.kv_heads;
     Reach r = reach_of(of, row);
-    await_predecessor();
     if (split >= r.splits) return;
-    stage_queries(queries, q + (static_cast<long long>(row) * heads + head * group) * DIM, group);
-    __syncthreads();
-    float o[DIM / 16][4] = {};
-    Softmax soft = {{NEVER, NEVER}, {0, 0}};
-    attend_pages(o, soft, queries, pool, layer, head, of.tables + r.sequence * pool.table_stride,
-                 split * r.per_split, min((split + 1) * r.per_split, r.pages), of.first_key, r.length,
-                 scale * 1.4426950408889634f);
-    leave_sums(outs, warp_stats, o, soft);
-    __syncthreads();
-    long long place = ((static_cast<long long>(row) * pool.kv_heads + head) * gridDim.x + split) * group;
-    for (int i = threadIdx.x; i < group * DIM; i += WARPS * 32) {
-        int h = i / DIM;
-        float best = NEVER, sum = 0.0f, total = 0.0f;
-        for (int w = 0; w < WARPS; w++) best = fmaxf(best, warp_stats[w * GROUP + h].x);
-        for (int w = 0; w < WARPS; w++) {
-            float2 stat = warp_stats[w * GROUP + h];
-            float weight = weight_of(stat.x, best);
-            sum += weight * outs[w * GROUP * DIM + i];
-            total += weight * stat.y;
+    int page = split * r.per_split, last = min(page + r.per_split, r.pages);
+    const int* table = of.tables + r.sequence * pool.table_stride;
+    bool old = (page + 1) * PAGE_TOKENS <= of.frontiers[r.sequence];
+    if (REHEARSES && !old) ask_for_page(pool, table[page], layer, head);
+#pragma unroll 1
+    for (int real = REHEARSES ? 0 : 1; real < 2; real++) {
+        if (real) {
+            await_predecessor();
+            stage_queries(queries, q + (static_cast<long long>(row) * heads + head * group) * DIM, group);
+            __syncthreads();
         }
-        partial[place * DIM + i] = sum;
-        if (i % DIM == 0) reinterpret_cast<float2*>(stats)[place + h] = make_float2(best, total);
+        float o[DIM / 16][4] = {};
+        Softmax soft = {{NEVER, NEVER}, {0, 0}};
+        attend_pages(o, soft, queries, pool, layer, head, table, page, real ? last : page + 1, of.first_key,
+                     real || old ? r.length : 0, scale * 1.4426950408889634f, real || old);
+        leave_sums(outs, warp_stats, o, soft);
+        __syncthreads();
+        long long place = ((static_cast<long long>(row) * pool.kv_heads + head) * gridDim.x + split) * group;
+#pragma unroll 2
+        for (int h = 0; h < group; h++) join_warps(partial, stats, outs, warp_stats, place, h, real);
     }
 }
 
@@ -190,6 +220,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(bf16* out, const 
     int heads = gridDim.x, head = blockIdx.x, row = blockIdx.y, group = heads / kv_heads;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, splits = reach_of(of, row).splits;
     await_predecessor();
+    uint4 raw_gate = reinterpret_cast<const uint4*>(gate + static_cast<long long>(row) * gate_stride + head * DIM)[lane];
     long long place = (static_cast<long long>(row) * kv_heads + head / group) * most * group + head % group;
     const float2* pairs = reinterpret_cast<const float2*>(stats) + place;
     float2 a = lane < splits ? pairs[lane * group] : make_float2(NEVER, 0);
@@ -212,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(bf16* out, const 
     }
     if (KvFormats<KV>::VALUE == KV_NVFP4) rotate_back(x, lane);
     float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f, g[8];
-    load_row(g, gate + static_cast<long long>(row) * gate_stride + head * DIM, lane);
+    widen_row(g, raw_gate);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = x[i] * inverse * __fdividef(1.0f, 1.0f + __expf(-g[i]));
     store_bf16(reinterpret_cast<u8*>(out + (static_cast<long long>(row) * heads + head) * DIM), 0, lane, x);

@@ -13,9 +13,8 @@ enum { KV_BF16, KV_INT8, KV_FP8, KV_NVFP4 };
 
 constexpr int ROW = 256;
 
-// This lane's eight elements of a bf16 row.
-__device__ __forceinline__ void load_row(float (&x)[8], const __nv_bfloat16* p, int lane) {
-    uint4 raw = reinterpret_cast<const uint4*>(p)[lane];
+// Eight elements of bf16 in float32.
+__device__ __forceinline__ void widen_row(float (&x)[8], const uint4& raw) {
     u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -23,6 +22,11 @@ __device__ __forceinline__ void load_row(float (&x)[8], const __nv_bfloat16* p, 
         x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
 }
+
+// This lane's eight elements of a bf16 row.
+__device__ __forceinline__ uint4 raw_row(const __nv_bfloat16* p, int lane) { return reinterpret_cast<const uint4*>(p)[lane]; }
+
+__device__ __forceinline__ void load_row(float (&x)[8], const __nv_bfloat16* p, int lane) { widen_row(x, raw_row(p, lane)); }
 
 __device__ __forceinline__ float group_max(const float (&x)[8], int lanes) {
     float peak = 0.0f;

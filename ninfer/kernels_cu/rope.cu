@@ -27,9 +27,8 @@ extern "C" __global__ void __launch_bounds__(256) rope_table(float* table, const
 }
 
 // (1 + w) RMSNorm of one head.
-__device__ __forceinline__ void norm_head(float (&x)[8], const bf16* weight, float eps, int lane) {
-    float w[8], sum = 0.0f;
-    load_row(w, weight, lane);
+__device__ __forceinline__ void norm_head(float (&x)[8], const float (&w)[8], float eps) {
+    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
 #pragma unroll
@@ -56,38 +55,46 @@ __device__ __forceinline__ void turn_head(float (&x)[8], const float* table, int
 }
 
 // q_out (rows, heads, ROW); q, k, v (rows, heads or kv_heads, ROW) as projected; norms (ROW,).
-// A warp a head of heads + kv_heads of each row; 128 threads.
+// A warp a head of heads + kv_heads of each row; 128 threads.  A launch that begins early rehearses on its norm.
 extern "C" __global__ void __launch_bounds__(128) rope_append(bf16* q_out, const bf16* q, const bf16* k,
                                                              const bf16* v, const bf16* q_norm,
                                                              const bf16* k_norm, const float* table, int pairs,
                                                              Pool pool, long long layer, Sequences of, int rows,
                                                              int heads, float eps) {
     release_successor();
-    await_predecessor();
     int index = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = index / (heads + pool.kv_heads), head = index % (heads + pool.kv_heads);
     if (row >= rows) return;
-    table += static_cast<long long>(row) * pairs * 2;
-    float x[8];
-    if (head < heads) {
-        long long at = (static_cast<long long>(row) * heads + head) * ROW;
-        load_row(x, q + at, lane);
-        norm_head(x, q_norm, eps, lane);
-        turn_head(x, table, pairs, lane);
-        if (Formats::KEY == KV_NVFP4) rotate_row(x, lane);
-        store_bf16(reinterpret_cast<unsigned char*>(q_out + at), 0, lane, x);
-        return;
+    bool query = head < heads;
+    const bf16* norm = query ? q_norm : k_norm;
+    float w[8], x[8];
+    load_row(w, norm, lane);
+    int token = 0, page = 0;
+    if (!query) {
+        int s = sequence_of(of.offsets, of.count, row);
+        head -= heads;
+        token = of.frontiers[s] + row - of.offsets[s];
+        page = of.tables[s * pool.table_stride + token / PAGE_TOKENS];
     }
-    head -= heads;
-    int s = sequence_of(of.offsets, of.count, row), token = of.frontiers[s] + row - of.offsets[s];
-    int page = of.tables[s * pool.table_stride + token / PAGE_TOKENS];
-    long long at = (static_cast<long long>(row) * pool.kv_heads + head) * ROW;
-    load_row(x, k + at, lane);
-    norm_head(x, k_norm, eps, lane);
-    turn_head(x, table, pairs, lane);
-    store_row<Formats::KEY>(page_keys(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
-    load_row(x, v + at, lane);
-    store_row<Formats::VALUE>(page_values(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+    long long at = (static_cast<long long>(row) * (query ? heads : pool.kv_heads) + head) * ROW;
+    const bf16 *from = query ? q + at : k + at, *beside = query ? norm : v + at;
+#pragma unroll 1
+    for (int real = REHEARSES ? 0 : 1; real < 2; real++) {
+        if (real) await_predecessor();
+        uint4 other = raw_row(real ? beside : norm, lane);
+        load_row(x, real ? from : norm, lane);
+        norm_head(x, w, eps);
+        turn_head(x, real ? table + static_cast<long long>(row) * pairs * 2 : reinterpret_cast<const float*>(norm),
+                  real ? pairs : min(pairs, 64), lane);
+        if (query) {
+            if (Formats::KEY == KV_NVFP4) rotate_row(x, lane);
+            if (real) store_bf16(reinterpret_cast<unsigned char*>(q_out + at), 0, lane, x);
+        } else if (real) {
+            store_row<Formats::KEY>(page_keys(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+            widen_row(x, other);
+            store_row<Formats::VALUE>(page_values(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
+        }
+    }
 }
 
 // wide: bf16 pages 0 .. pages - 1 of one sequence, laid as a pool of one layer.  Keys stay rotated where their
