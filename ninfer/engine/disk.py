@@ -15,11 +15,12 @@ from collections.abc import Iterator, Set
 import attrs
 
 from ninfer.engine.costs import prefill_seconds
-from ninfer.engine.identity import Identity, TokenKey
+from ninfer.engine.identity import ID, Identity, TokenKey
 from ninfer.engine.prefix import Kind
 from ninfer.engine.shelf import Shelf
 from ninfer.settings import ContextCosts
 
+ENDING = 64  # tokens that find the place where a history ends
 KINDS = tuple(Kind)  # a file names its kind by index: append, never reorder
 
 
@@ -83,6 +84,11 @@ class Place:
         return place.frontier if place else 0
 
 
+def _end(whole: Identity, stop: int) -> tuple[int, bytes]:
+    """Return what finds the place where a history ends; those few that share it are compared whole."""
+    return stop, whole.ids[max(0, stop - ENDING) * ID : stop * ID]
+
+
 @attrs.frozen
 class DiskStatistics:
     """Bytes and files, those of others included."""
@@ -103,6 +109,7 @@ class Disk:
     rubbish: list[str] = attrs.field(factory=list)  # names of files that nothing refers to any more
     _foreign: list[Foreign] = attrs.field(factory=list)
     _users: dict[str, int] = attrs.field(factory=dict)  # how many places a file serves, by its name
+    _ends: dict[tuple[int, bytes], list[Place]] = attrs.field(factory=dict)  # places by what ends them
     _shelf: Shelf[Place] = attrs.field(factory=Shelf)  # leaves, and what has an image
 
     def __iter__(self) -> Iterator[Place]:
@@ -123,7 +130,10 @@ class Disk:
 
         The last place may agree with the history in its first tokens only.
         """
-        places, known = [self.root], 0
+        return self._way_from(self.root, whole)
+
+    def _way_from(self, place: Place, whole: Identity) -> tuple[list[Place], int]:
+        places, known = [place], place.frontier
         while known == places[-1].frontier < whole.stop:
             child = places[-1].children.get(whole.key(known))
             if child is None:
@@ -131,6 +141,16 @@ class Disk:
             known = child.part.agrees(whole)
             places.append(child)
         return places[1:], known
+
+    def _start(self, stretch: Stretch) -> Place:
+        """Return where to begin to look for the end of a file: at its own beginning, if a place ends there.
+
+        What lies there holds its whole history, so one comparison says what a walk from the root would.
+        """
+        for place in self._ends.get(_end(stretch.whole, stretch.start), ()):
+            if place.kv is not None and place.kv.whole.agrees(stretch.whole) >= stretch.start:
+                return place
+        return self.root
 
     def match(self, whole: Identity) -> list[Place]:
         """Return the places that a history leads through to their end, root side first."""
@@ -148,8 +168,9 @@ class Disk:
         """Take in a file; one that nothing leads to, or that adds nothing, is rubbish."""
         self._foreign, before = [one for one in self._foreign if one.name != stretch.name], self._foreign
         self.used -= sum(one.size for one in before) - sum(one.size for one in self._foreign)
-        _, known = self.way(stretch.whole)
-        place = self._reach(stretch) if known >= stretch.start else None
+        start = self._start(stretch)
+        _, known = self._way_from(start, stretch.whole)
+        place = self._reach(start, stretch) if known >= stretch.start else None
         if place is not None and stretch.image and place.image is None:
             place.image, place.kind = stretch, KINDS[stretch.kind]
             self._use(stretch)
@@ -160,13 +181,13 @@ class Disk:
             self._shelve(each)
         return True
 
-    def _reach(self, stretch: Stretch) -> Place:
-        """Return the place at the end of its history, cut off or made where it is missing."""
-        whole, place = stretch.whole, self.root
+    def _reach(self, place: Place, stretch: Stretch) -> Place:
+        """Go on from a place to the end of a file's history, cut off or made where it is missing."""
+        whole = stretch.whole
         while place.frontier < whole.stop:
             child = place.children.get(whole.key(place.frontier))
             if child is None:
-                child = Place(place, whole.part(place.frontier, whole.stop), stretch)
+                child = self._place(place, whole.part(place.frontier, whole.stop), stretch)
                 place.children[whole.key(place.frontier)] = child
                 self._use(stretch)
             elif (common := child.part.agrees(whole)) < child.frontier:
@@ -174,11 +195,16 @@ class Disk:
             place = child
         return place
 
+    def _place(self, above: Place, part: Identity, kv: Stretch) -> Place:
+        place = Place(above, part, kv)
+        self._ends.setdefault(_end(kv.whole, part.stop), []).append(place)
+        return place
+
     def _split(self, lower: Place, at: int) -> Place:
         """Cut a place in two; the file of its KV serves both."""
         above, part = lower.parent, lower.part
         assert above is not None and lower.kv is not None
-        upper = Place(above, part.part(part.start, at), lower.kv)
+        upper = self._place(above, part.part(part.start, at), lower.kv)
         self._use(lower.kv)
         above.children[part.key(part.start)] = upper
         lower.parent, lower.part = upper, part.part(at, part.stop)
@@ -269,10 +295,17 @@ class Disk:
             gone += each.children.values()
             self._drop_image(each)
             if each.kv is not None:
+                self._ends_no_more(each, each.kv)
                 self._let_go(each.kv)
             each.parent = each.kv = None
             each.children.clear()
             self._shelf.drop(each)
+
+    def _ends_no_more(self, place: Place, kv: Stretch) -> None:
+        end = _end(kv.whole, place.frontier)
+        self._ends[end].remove(place)
+        if not self._ends[end]:
+            del self._ends[end]
 
     def _let_go(self, stretch: Stretch) -> None:
         self._users[stretch.name] -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,32 @@ def test_nothing_is_kept_without_room():
     assert index.make_room(0, None)
 
 
+def conversation(turns: int, first: int) -> list[Stretch]:
+    """The files of a conversation: KV and an image for each turn."""
+    files: list[Stretch] = []
+    for turn in range(turns):
+        ids = tuple(range(first, first + 3 * turn + 3))
+        files += [kv(ids, 3 * turn), image(ids)]
+    return files
+
+
+@pytest.mark.parametrize("order", ["as they were written", "as they are found"])
+def test_a_long_conversation_costs_work_by_its_turns_not_by_their_square(order, monkeypatch):
+    looks, agrees = itertools.count(), Identity.agrees
+    monkeypatch.setattr(Identity, "agrees", lambda *pair: (next(looks), agrees(*pair))[1])
+
+    def work(turns: int) -> int:
+        files = [file for first in (1, 100_000) for file in conversation(turns, first)]
+        if order == "as they are found":
+            files.sort(key=lambda one: (one.start, one.stop))
+        before = next(looks)
+        index = disk(*files, capacity=100_000)
+        assert len(list(index)) == 2 * turns and len(index) == 4 * turns
+        return next(looks) - before
+
+    assert work(200) < 2.1 * work(100) < 2_000
+
+
 ids = st.lists(st.integers(1, 2), min_size=1, max_size=6).map(tuple)
 acts = st.one_of(
     st.tuples(st.just("save"), ids, st.integers(1, 9)),
@@ -169,6 +196,7 @@ def test_the_index_always_says_what_the_files_are(steps, capacity):
 def audit(index: Disk, files: dict[str, Stretch], capacity: int) -> None:
     assert index.used == sum(file.size for file in files.values()) <= capacity
     assert index.statistics().files == len(files)
+    assert sorted(map(id, index)) == sorted(id(place) for ends in index._ends.values() for place in ends)
     for place in index:
         assert files[place.kv.name] is place.kv
         assert place.kv.start <= place.part.start and place.part.stop <= place.kv.stop
