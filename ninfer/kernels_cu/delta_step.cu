@@ -5,12 +5,8 @@
 // stays, and the raw rows go to the lane's record).  delta_fold advances slots over the first rows of their
 // records, all layers at once; delta_ring then moves the convolution history.  A tail and a fold do the
 // additions of as many decode steps in the same order, so they end in the same bits.
-#include "delta.cuh"
+#include "delta_rows.cuh"
 #include "pages.cuh"
-
-constexpr int THREADS = 512;        // with up to 128 registers: a multiprocessor of its own for every head
-constexpr int LANES = THREADS / 8;  // rows of S in hand at once
-constexpr int PASSES = HEAD / LANES;
 
 // Where verification leaves raw rows: (lanes, layers, rows, width), width = channels + 2 value heads.
 struct Record {
@@ -120,28 +116,6 @@ __device__ __forceinline__ void load_state(float4 (&s)[PASSES][4], const float* 
             s[p][i] = reinterpret_cast<const float4*>(state + (p * LANES + row) * HEAD)[lane + 8 * i];
 }
 
-__device__ __forceinline__ void save_state(const float4 (&s)[PASSES][4], float* state) {
-    int row = threadIdx.x / 8, lane = threadIdx.x % 8;
-#pragma unroll
-    for (int p = 0; p < PASSES; p++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            reinterpret_cast<float4*>(state + (p * LANES + row) * HEAD)[lane + 8 * i] = s[p][i];
-}
-
-// The dot products of every row in hand with a vector in shared memory, as dot() and row_sum() of delta.cuh.
-__device__ __forceinline__ void dots(float (&to)[PASSES], const float4 (&s)[PASSES][4], const float* vector) {
-    float sum[PASSES][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float4 v = reinterpret_cast<const float4*>(vector)[threadIdx.x % 8 + 8 * i];
-#pragma unroll
-        for (int p = 0; p < PASSES; p++) sum[p][i] = dot4(s[p][i], v);
-    }
-#pragma unroll
-    for (int p = 0; p < PASSES; p++) to[p] = row_sum((sum[p][0] + sum[p][1]) + (sum[p][2] + sum[p][3]));
-}
-
 // Make q and k of `count` rows of the workspace unit vectors, q over sqrt(HEAD); without QUERIES k alone.
 template <bool QUERIES>
 __device__ __forceinline__ void normalise(Workspace& ws, int count) {
@@ -156,24 +130,8 @@ __device__ __forceinline__ void normalise(Workspace& ws, int count) {
 
 // Advance S by the token in row i of the workspace; with OUTPUTS its outputs go to ws.o.
 template <bool OUTPUTS>
-__device__ __forceinline__ void advance(float4 (&s)[PASSES][4], Workspace& ws, int i) {
-    int row = threadIdx.x / 8, part = threadIdx.x % 8;
-    const float *k = ws.mixed[i][1], *v = ws.mixed[i][2];
-    float u[PASSES], o[PASSES], decay = ws.decay[i], beta = ws.beta[i];
-    dots(u, s, k);
-#pragma unroll
-    for (int p = 0; p < PASSES; p++) u[p] = delta_of(v[p * LANES + row], u[p], decay, beta);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float4 mine = reinterpret_cast<const float4*>(k)[part + 8 * j];
-#pragma unroll
-        for (int p = 0; p < PASSES; p++) absorb(s[p][j], mine, u[p], decay);
-    }
-    if (!OUTPUTS) return;
-    dots(o, s, ws.mixed[i][0]);
-#pragma unroll
-    for (int p = 0; p < PASSES; p++)
-        if (part == 0) ws.o[i][p * LANES + row] = o[p];
+__device__ __forceinline__ void advance_by(float4 (&s)[PASSES][4], Workspace& ws, int i) {
+    advance<OUTPUTS>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
 }
 
 // Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.
@@ -236,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, c
         normalise<true>(ws, count);
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < count; i++) advance<true>(s, ws, i);
+        for (int i = 0; i < count; i++) advance_by<true>(s, ws, i);
         if (row + ROWS >= end && real && !record.write) save_state(s, state);
         __syncthreads();
         if (own < count) {
@@ -286,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_fold(const bf16* 
         __syncthreads();
         normalise<false>(ws, count);
         __syncthreads();
-        for (int i = 0; i < count; i++) advance<false>(s, ws, i);
+        for (int i = 0; i < count; i++) advance_by<false>(s, ws, i);
     }
     save_state(s, state);
 }

@@ -27,6 +27,8 @@ from ninfer.ops.verbs import Step
 TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle of it
 STEP_THREADS = 512  # of delta_step and delta_fold
 MOST_STAGES = 3  # tiles under way in tiles_run
+HELD_BYTES = 3 * DELTA_DIM * DELTA_DIM * 4  # states that a block of delta_lanes has under way
+LANES_BYTES = HELD_BYTES + (7 << 10)  # with its workspace
 SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
 STAGE_BYTES = 51 << 10  # Stage of delta_run.cuh
@@ -61,12 +63,16 @@ class Delta:
     layers: DeviceArray | None = None  # u8: one DeltaLayer struct a layer
     shared_limit: int = 99 << 10
     dependent: bool = True
+    blocks: int = 0  # multiprocessors, or 0: delta_step serves any number of lanes
     hopper: bool = True  # whether prompts may use delta_hopper.cu where the card can run it
 
     def __call__(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Run one layer over a step's rows.  -> (T, value_width) bf16."""
         if step.kind == "prefill":
             return self._prefill(rows, weights, layer, step)
+        pairs = self.shape.value_heads * step.sequences
+        if step.kind == "decode" and 0 < self.blocks < pairs and self.shared_limit >= LANES_BYTES:
+            return self._lanes(rows, weights, layer, step)
         out = self.take(rows.z.shape, "bf16")
         record = NO_RECORD
         if step.kind == "verify":
@@ -88,6 +94,19 @@ class Delta:
         )
         if step.kind == "tail":
             self._ring(rows, layer, step)
+        return out
+
+    def _lanes(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
+        """Take a step of more pairs of head and sequence than multiprocessors."""
+        out = self.take(rows.z.shape, "bf16")
+        self.library.get("delta_lanes.cu", "delta_lanes").launch(
+            self.blocks,
+            STEP_THREADS,
+            *(out, rows.z, rows.pack(), weights.pack(self.shape), self.images.pack(layer)),
+            *(pack_sequences(step), step.slots),
+            shared=HELD_BYTES,
+            dependent=self.dependent,
+        )
         return out
 
     def _prefill(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:

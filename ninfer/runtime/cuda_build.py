@@ -275,7 +275,16 @@ def _delta(
     records = None
     if sizes.drafts:
         records = Records.take(keep, shape, len(layers), sizes.lanes, 1 + sizes.drafts)
-    return DeltaKernels(machine.library, lend, shape, images, records, table, machine.shared_bytes)
+    return DeltaKernels(
+        machine.library,
+        lend,
+        shape,
+        images,
+        records,
+        table,
+        machine.shared_bytes,
+        blocks=machine.multiprocessors,
+    )
 
 
 def reset(program: CudaProgram) -> None:

@@ -220,6 +220,18 @@ def test_a_row_has_the_same_bits_in_any_batch(bed: Bed) -> None:
     assert (net.image(0) == net.image(1)).all()
 
 
+@pytest.mark.parametrize("key_heads, value_heads, blocks", [(1, 2, 1), (1, 3, 2), (2, 4, 5)])
+def test_many_lanes_keep_the_bits_of_few(bed: Bed, key_heads: int, value_heads: int, blocks: int) -> None:
+    few, many = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
+    many.run.blocks = blocks
+    slots, start = [2, 0, 3], [0, 0, 0]
+    for i in range(5):  # past the ring of the convolution
+        rows = few.rows(3)
+        out = [net.go("decode", rows, slots, [at + i for at in start], [1, 1, 1]) for net in (few, many)]
+        assert (out[0] == out[1]).all()
+    assert all((few.image(slot) == many.image(slot)).all() for slot in range(4))
+
+
 def test_tiles_keep_their_bits_on_a_card_with_little_shared_memory(bed: Bed) -> None:
     nets = [Net(bed, 1, 2).walk_by("delta_tiles.cu") for _ in range(2)]
     nets[1].run.shared_limit = 99 << 10
