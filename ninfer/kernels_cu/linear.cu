@@ -1,7 +1,7 @@
 // y = x @ W^T for 1 to 8 rows of x, weights streamed once in the layout of the file.
 //
-// The grid is one block a multiprocessor.  A block has two or three teams of eight working warps and one
-// that keeps the team's ring of stages full.  A team takes tiles of 16 weight rows (two halves of 8, which
+// The grid is one block a multiprocessor.  A block has two or three teams of eight working warps, one that keeps
+// the team's ring of stages full and, in most kernels, one that finishes its tiles.  A team takes tiles of 16 weight rows (two halves of 8, which
 // may lie in two matrices: gate and up); its warps take the units of every stage in turn, decode them to
 // fragments and multiply on the tensor cores; x lies in shared memory as the codes want it.  The warps' sums
 // meet in shared memory, part by part where there are many columns, and when x does not fit one block its
@@ -11,15 +11,16 @@
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
-//: spills linear 512
+//: spills linear 768
+//: spills linear_fp8_bf16 64
 //: spills linear_q8 64
-//: spills linear_q4 64
+//: spills linear_q4 128
 //: spills linear_q5 64
 //: spills linear_q6 64
-//: spills linear_nvfp4 64
+//: spills linear_nvfp4 96
 //: spills linear_q8_bf16 64
 //: spills linear_nvfp4_bf16 64
-//: spills linear_q4_q5_bf16 128
+//: spills linear_q4_q5_bf16 256
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
@@ -54,7 +55,8 @@ __device__ __forceinline__ void put(const Call& call, const Matrix& m, int token
     if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[at] = call.residual[at] + y;
 }
 
-// Scale a finished tile and store it.  Lane (g, t) holds rows g and g + 8 of two tokens.
+// Scale a finished tile and store it, by a working warp, which has no registers to ask for anything early.  Lane
+// (g, t) holds rows g and g + 8 of two tokens.
 template <int F>
 __device__ __forceinline__ void store(float4 total, const Call& call, const Place& at, const float* token_scale, int lane) {
     const Matrix &low = call.matrices[at.matrix[0]], &high = call.matrices[at.matrix[1]];
@@ -76,16 +78,78 @@ __device__ __forceinline__ void store(float4 total, const Call& call, const Plac
     }
 }
 
-// One part of a tile has been summed: add it to the earlier ones, and store the tile after the last.
+// The same by a warp that does nothing else.  Made before the sums are there, so that row factors and residuals
+// come meanwhile.
 template <int F>
-__device__ __forceinline__ void finish(float4 total, const Call& call, const Group& group, const Control& control, float4* carry, int part, Share share, int tile, int number, int lane) {
-    if (part > share.first) total = plus(carry[lane], total);
-    if (part + 1 < share.last) {
-        carry[lane] = total;
-        return;
+struct Output {
+    const Call& call;
+    Place at;
+    float factor[2], residual[2][2];
+
+    __device__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate(call, group, tile)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const Matrix& m = call.matrices[at.matrix[h]];
+            int row = at.row[h] += lane / 4;
+            factor[h] = row < m.rows ? row_factor<F>(m, row) : 0;
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (call.ending == ADD_RESIDUAL && row < m.rows && row_of<F>(lane, i) < call.rows)
+                    residual[h][i] = call.residual[static_cast<long>(row_of<F>(lane, i)) * m.stride + row];
+        }
     }
-    if (call.split > 1 && !join_parts(total, call, group.base + tile, number, lane)) return;
-    store<F>(total, call, locate(call, group, tile), control.scale, lane);
+    __device__ __forceinline__ void store(float4 total, const float* token_scale, int lane) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int token = row_of<F>(lane, i);
+            if (token >= call.rows) continue;
+            float scale = token_scale[token];
+            float a = (i ? total.y : total.x) * factor[0] * scale, b = (i ? total.w : total.z) * factor[1] * scale;
+            if (call.ending == SWIGLU) a = a / (1.0f + __expf(-a)) * b;
+            put(token, 0, i, a);
+            if (call.ending != SWIGLU) put(token, 1, i, b);
+        }
+    }
+    __device__ __forceinline__ void put(int token, int h, int i, float y) const {
+        const Matrix& m = call.matrices[at.matrix[h]];
+        if (at.row[h] >= m.rows) return;
+        long to = static_cast<long>(token) * m.stride + at.row[h];
+        if (call.ending == STORE_BF16 || call.ending == SWIGLU) static_cast<bf16*>(m.out)[to] = __float2bfloat16(y);
+        if (call.ending == STORE_F32) static_cast<float*>(m.out)[to] = y;
+        if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[to] = residual[h][i] + y;
+    }
+};
+
+// Add what all warps have left of a part to the earlier parts; true once ``total`` is the sum of the tile.
+__device__ __forceinline__ bool add_up(float4& total, const Call& call, int base, Share share, const float4* here, float4* carry, u64* gathered, int part, int tile) {
+    int lane = threadIdx.x % 32;
+    total = call.joint ? gather<TEAMS * SPANS>(here, lane) : gather<SPANS>(here, lane);
+    __syncwarp();
+    if (lane == 0) phase_arrive(gathered);
+    if (part > share.first) total = plus(carry[lane], total);
+    if (part + 1 == share.last) return call.split == 1 || join_parts(total, call, base + tile, part, lane);
+    carry[lane] = total;
+    return false;
+}
+
+// The warp that finishes a team's tiles, where registers leave room for it.
+template <int F>
+__device__ __forceinline__ void finish(const Call& call, const Group& group, Share share, const float4* meet, float4* carry, Control& control, int owner) {
+    int lane = threadIdx.x % 32;
+    await_predecessor();
+    for (int n = 0, round = 0;; n++) {
+        phase_wait(&control.begun[owner][n & 1], n / 2 & 1);
+        int tile = control.under_way[owner][n & 1];
+        if (tile >= group.tiles) return;
+        Output<F> output(call, group, tile, lane);
+        for (int p = share.first; p < share.last; p++, round++) {
+            int side = round & 1;
+            phase_wait(&control.met[owner][side], round / 2 & 1);
+            float4 total;
+            if (add_up(total, call, group.base, share, meet + side * SIDE, carry, &control.gathered[owner][side], p, tile))
+                output.store(total, control.scale, lane);
+        }
+    }
 }
 
 // Fill the team's ring with the stages of one tile.
@@ -103,14 +167,20 @@ struct Filling {
     __device__ __forceinline__ void next() {
         if (++slot == call.stages) slot = 0, parity ^= 1;
     }
+    // An arrival of its own, because copies' arrivals order copies alone.
+    __device__ __forceinline__ void say(int tile) {
+        if (threadIdx.x % 32 == 0) {
+            control.tile[team][slot] = tile;
+            phase_arrive(&control.full[team][slot]);
+        }
+    }
     __device__ __forceinline__ void tile(int tile) {
         for (int p = share.first; p < share.last; p++) {
             Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
             producer.aim(group, tile, part, share);
             for (int s = 0, steps = share.steps(part.units); s < steps; s++, next()) {
                 phase_wait(&control.empty[team][slot], parity);
-                if (threadIdx.x % 32 == 0) control.tile[team][slot] = tile;
-                __syncwarp();
+                say(tile);
                 producer.fill(ring + slot * Layout<F>::STAGE, share.unit(s));
                 phase_arrive_after_copies(&control.full[team][slot]);
             }
@@ -119,8 +189,7 @@ struct Filling {
     // Say that there are no more: any number past the end.
     __device__ __forceinline__ void end(int number) {
         phase_wait(&control.empty[team][slot], parity);
-        if (threadIdx.x % 32 == 0) control.tile[team][slot] = number;
-        __syncwarp();
+        say(number);
         phase_arrive(&control.full[team][slot]);
     }
 };
@@ -146,15 +215,28 @@ __device__ __forceinline__ void produce(const Call& call, const Group& group, Sh
     await_predecessor();
 }
 
+// Until the side of the meeting place that a round needs has been read.
+__device__ __forceinline__ void await_gathered(Control& control, int owner, int round) {
+    if (round > 1) phase_wait(&control.gathered[owner][round & 1], (round / 2 - 1) & 1);
+}
+
+// Tell the warp that finishes which tile is next, or that there are no more.
+__device__ __forceinline__ void announce(Control& control, int owner, int n, int round, int tile) {
+    await_gathered(control, owner, round);  // so it has read the announcement before the last
+    if (threadIdx.x % 32 == 0) {
+        control.under_way[owner][n & 1] = tile;
+        phase_arrive(&control.begun[owner][n & 1]);
+    }
+}
+
 // All tiles of one team, or of the teams that share them, for weights of one format.
-template <int F>
+template <int F, bool APART>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
-    constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the meeting place
-    constexpr int UNIT = L::COLUMNS * 2;      // bytes of x
+    constexpr int UNIT = L::COLUMNS * 2;  // bytes of x
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
-    int team = worker ? warp / SPANS : warp - TEAMS * SPANS, span = warp % SPANS, number = block % call.split;
+    int team = worker ? warp / SPANS : warp % TEAMS, span = warp % SPANS, number = block % call.split;
     Share share(call, number, team);
     Part<F> all(call, share.first, share.last);
     int stages = call.stages, hop = SPANS * share.teams * UNIT, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
@@ -164,15 +246,20 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
     float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(scales) + all.columns() / 64 * L::X_SCALES;
+    if (APART && warp >= TEAMS * (SPANS + 1)) {
+        if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
+        return;
+    }
     if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims + number * 2);
     await_predecessor();
     stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, all.columns());
 
     Operand<F> mine(x, scales, call.rows, all.columns(), span, lane);
     int slot = 0, parity = 0, round = 0;
-    for (int turn = 0;; turn = turn + 1 == crew ? 0 : turn + 1) {
+    for (int n = 0, turn = 0;; n++, turn = turn + 1 == crew ? 0 : turn + 1) {
         phase_wait(&control.full[team][slot], parity);
         int tile = control.tile[team][slot];
+        if (APART && place == 0) announce(control, owner, n, round, tile);
         if (tile >= group.tiles) return;
         for (int p = share.first; p < share.last; p++, round++) {
             Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
@@ -186,27 +273,29 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
                 if (lane == 0) phase_arrive(&control.empty[team][slot]);
                 if (++slot == stages) slot = 0, parity ^= 1;
             }
+            await_gathered(control, owner, round);
             int side = round & 1, barrier = 1 + owner * 2 + side;
-            if (round > 1) phase_wait(&control.gathered[owner][side], (round / 2 - 1) & 1);
-            float4* here = meet + side * SIDE;
+            float4 total, *here = meet + side * SIDE;
             here[place * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
             __syncwarp();
+            if constexpr (APART) {
+                if (lane == 0) phase_arrive(&control.met[owner][side]);
+                continue;
+            }
             if (place != turn) {
                 team_arrive(barrier, crew * 32);
                 continue;
             }
             team_barrier(barrier, crew * 32);
-            float4 total = call.joint ? gather<TEAMS * SPANS>(here, lane) : gather<SPANS>(here, lane);
-            __syncwarp();
-            if (lane == 0) phase_arrive(&control.gathered[owner][side]);
-            finish<F>(total, call, group, control, carry, p, share, tile, number, lane);
+            if (add_up(total, call, group.base, share, here, carry, &control.gathered[owner][side], p, tile))
+                store<F>(total, call, locate(call, group, tile), control.scale, lane);
             __syncwarp();
         }
     }
 }
 
-// One block's share of a launch whose matrices have these formats.
-template <int... FORMATS>
+// One block's share of a launch whose matrices have these formats; ``APART``: with warps that finish tiles.
+template <bool APART, int... FORMATS>
 __device__ __forceinline__ void stream(const Call& call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
@@ -214,10 +303,14 @@ __device__ __forceinline__ void stream(const Call& call) {
     if (threadIdx.x == 0) {
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
-                phase_init(&control.full[team][s], 32);
+                phase_init(&control.full[team][s], 33);
                 phase_init(&control.empty[team][s], SPANS);
             }
-            for (int side = 0; side < 2; side++) phase_init(&control.gathered[team][side], 1);
+            for (int side = 0; side < 2; side++) {
+                phase_init(&control.begun[team][side], 1);
+                phase_init(&control.met[team][side], call.joint ? TEAMS * SPANS : SPANS);
+                phase_init(&control.gathered[team][side], 1);
+            }
         }
     }
     __syncthreads();
@@ -225,23 +318,24 @@ __device__ __forceinline__ void stream(const Call& call) {
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
     u32* claims = call.claims + g * MAX_PARTS * 2;
-    ((group.format == FORMATS ? run<FORMATS>(call, group, claims, shared, control) : void()), ...);
+    ((group.format == FORMATS ? run<FORMATS, APART>(call, group, claims, shared, control) : void()), ...);
 }
 
 // One kernel for every set of formats that a model's launches have, besides that for any: a sixth of its
-// instructions, and registers for what they would spill.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_bf16(const __grid_constant__ Call call) { stream<BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_fp8(const __grid_constant__ Call call) { stream<FP8>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q8(const __grid_constant__ Call call) { stream<Q8>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<Q4>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<Q5>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<Q6>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<FP8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<Q8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<Q4, Q5, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<NVFP4, BF16>(call); }
+// instructions, and registers for what they would spill.  Those of 4, 5 and 6 bits have none left for warps that
+// finish tiles: one of a team's working warps after the other does.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<false, BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_bf16(const __grid_constant__ Call call) { stream<true, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8(const __grid_constant__ Call call) { stream<true, FP8>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8(const __grid_constant__ Call call) { stream<true, Q8>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<false, Q4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<false, Q5>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<false, Q6>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<true, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<true, FP8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, Q8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, Q4, Q5, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, NVFP4, BF16>(call); }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
 extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {

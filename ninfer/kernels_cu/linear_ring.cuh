@@ -12,7 +12,8 @@
 #ifndef TEAMS
 #define TEAMS 3
 #endif
-constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, ROWS = 8;
+constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, ROWS = 8;
+constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 constexpr int CODE_ROW = SPANS * 64 + 32;
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
@@ -45,7 +46,9 @@ struct Call {
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
 struct Control {
-    u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], gathered[TEAMS][2];
+    u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES];
+    u64 begun[TEAMS][2], met[TEAMS][2], gathered[TEAMS][2];  // tiles; their sums, part by part; those read
+    int under_way[TEAMS][2];                                 // the tiles begun; group.tiles or more: no more
     int tile[TEAMS][MAX_STAGES];  // what a stage belongs to; group.tiles or more: there are no more
     float scale[ROWS];
     float squares[ROWS][WORKERS / 32];

@@ -78,6 +78,7 @@ KERNELS = {
     "linear_nvfp4_bf16": {0, 6},
     "linear": set(LAYOUTS),
 }
+FEW_BITS = {3, 4, 5}  # whose products need the registers of a finishing warp
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
 _TAIL = struct.Struct("7Q5if3i")
@@ -115,6 +116,11 @@ class Group:
 def kernel_for(forms: Sequence[int]) -> str:
     """The kernel with the least code for these formats."""
     return next(name for name, has in KERNELS.items() if has.issuperset(forms))
+
+
+def warps_of(kernel: str) -> int:
+    """Warps of a team: workers, the one that copies and, where registers allow, one that finishes tiles."""
+    return SPANS + (1 if KERNELS[kernel] & FEW_BITS else 2)
 
 
 def parts_of(columns: int) -> int:
@@ -357,9 +363,10 @@ class Linear:
             split,
             tiles <= JOINT_TILES,
         )
-        self.library.get("linear.cu", kernel_for(forms), TEAMS=teams).launch(
+        name = kernel_for(forms)
+        self.library.get("linear.cu", name, TEAMS=teams).launch(
             sum(group.blocks for group in groups),
-            teams * (SPANS + 1) * 32,
+            teams * warps_of(name) * 32,
             call,
             shared=max(
                 shared_bytes(total, columns, form, plan.stages, plan.split, teams) for form in forms

@@ -11,7 +11,7 @@ import pytest
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.source import load
-from ninfer.ops.linear import COUNTERS, KERNELS, Ending, Linear, Rows, kernel_for
+from ninfer.ops.linear import COUNTERS, KERNELS, SPANS, Ending, Linear, Rows, kernel_for, warps_of
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit
 
@@ -195,11 +195,18 @@ def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any
 
 
 def test_the_host_knows_which_formats_each_kernel_has():
-    written = re.findall(
-        r"(\w+)\(const __grid_constant__ Call call\) \{ stream<(.+?)>", load("linear.cu").text
-    )
+    line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ stream<(\w+), (.+?)>"
     codes = {form.split("_")[0].upper(): code for form, code in CODES.items()}
-    assert {name: {codes[form] for form in forms.split(", ")} for name, forms in written} == KERNELS
+    written = {
+        name: (threads, apart, forms)
+        for threads, name, apart, forms in re.findall(line, load("linear.cu").text)
+    }
+    assert {
+        name: {codes[form] for form in forms.split(", ")} for name, (*_, forms) in written.items()
+    } == KERNELS
+    for name, (threads, apart, _) in written.items():
+        warps = {("THREADS", "false"): SPANS + 1, ("FINISHING", "true"): SPANS + 2}[threads, apart]
+        assert warps_of(name) == warps
 
 
 def test_columns_that_fit_no_block_are_refused():
