@@ -124,8 +124,7 @@ struct Output {
 __device__ __forceinline__ bool add_up(float4& total, const Call& call, int base, Share share, const float4* here, float4* carry, u64* gathered, int part, int tile) {
     int lane = threadIdx.x % 32;
     total = call.joint ? gather<TEAMS * SPANS>(here, lane) : gather<SPANS>(here, lane);
-    __syncwarp();
-    if (lane == 0) phase_arrive(gathered);
+    phase_arrive(gathered);
     if (part > share.first) total = plus(carry[lane], total);
     if (part + 1 == share.last) return call.split == 1 || join_parts(total, call, base + tile, part, lane);
     carry[lane] = total;
@@ -144,7 +143,7 @@ __device__ __forceinline__ void finish(const Call& call, const Group& group, Sha
         Output<F> output(call, group, tile, lane);
         for (int p = share.first; p < share.last; p++, round++) {
             int side = round & 1;
-            phase_wait(&control.met[owner][side], round / 2 & 1);
+            team_barrier(1 + owner * 2 + side, (SPANS * share.teams + 1) * 32);
             float4 total;
             if (add_up(total, call, group.base, share, meet + side * SIDE, carry, &control.gathered[owner][side], p, tile))
                 output.store(total, control.scale, lane);
@@ -161,36 +160,32 @@ struct Filling {
     Share share;
     Part<F> all;
     u8* ring;
-    int team, slot, parity;
+    int team, slot, parity, number;
     Producer<F> producer;
 
     __device__ __forceinline__ void next() {
         if (++slot == call.stages) slot = 0, parity ^= 1;
     }
-    // An arrival of its own, because copies' arrivals order copies alone.
+    // By an arrival of its own, because copies' arrivals order copies alone.  A ring holds fewer tiles than there are places.
     __device__ __forceinline__ void say(int tile) {
+        phase_wait(&control.empty[team][slot], parity);
         if (threadIdx.x % 32 == 0) {
-            control.tile[team][slot] = tile;
-            phase_arrive(&control.full[team][slot]);
+            control.tile[team][number % MAX_STAGES] = tile;
+            phase_arrive(&control.named[team][number % MAX_STAGES]);
         }
+        number++;
     }
     __device__ __forceinline__ void tile(int tile) {
+        say(tile);
         for (int p = share.first; p < share.last; p++) {
             Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
             producer.aim(group, tile, part, share);
             for (int s = 0, steps = share.steps(part.units); s < steps; s++, next()) {
                 phase_wait(&control.empty[team][slot], parity);
-                say(tile);
                 producer.fill(ring + slot * Layout<F>::STAGE, share.unit(s));
                 phase_arrive_after_copies(&control.full[team][slot]);
             }
         }
-    }
-    // Say that there are no more: any number past the end.
-    __device__ __forceinline__ void end(int number) {
-        phase_wait(&control.empty[team][slot], parity);
-        say(number);
-        phase_arrive(&control.full[team][slot]);
     }
 };
 
@@ -198,7 +193,7 @@ struct Filling {
 // an answer waits behind the weights that are on their way.  Teams that share tiles go by number alone.
 template <int F>
 __device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, Part<F> all, u8* ring, Control& control, int team, int block, u32* claims) {
-    Filling<F> filling{call, group, control, share, all, ring, team, 0, 1, Producer<F>(call)};
+    Filling<F> filling{call, group, control, share, all, ring, team, 0, 1, 0, Producer<F>(call)};
     int lane = threadIdx.x % 32, width = group.blocks / call.split, teams = call.joint ? width : TEAMS * width;
     int tile = block / call.split + (call.joint ? 0 : width * team);
     u32 next = 0, after = 0;
@@ -210,7 +205,7 @@ __device__ __forceinline__ void produce(const Call& call, const Group& group, Sh
         tile = call.joint ? tile + teams : teams + __shfl_sync(~0u, next, 0);
         next = after;
     }
-    filling.end(group.tiles + next);  // once the last claim has been answered
+    filling.say(group.tiles + next);  // that there are no more, once the last claim has been answered
     if (asks && count_relaxed(claims + 1) + 1 == static_cast<u32>(teams)) claims[0] = claims[1] = 0;
     await_predecessor();
 }
@@ -257,8 +252,8 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     Operand<F> mine(x, scales, call.rows, all.columns(), span, lane);
     int slot = 0, parity = 0, round = 0;
     for (int n = 0, turn = 0;; n++, turn = turn + 1 == crew ? 0 : turn + 1) {
-        phase_wait(&control.full[team][slot], parity);
-        int tile = control.tile[team][slot];
+        phase_wait(&control.named[team][n % MAX_STAGES], n / MAX_STAGES & 1);
+        int tile = control.tile[team][n % MAX_STAGES];
         if (APART && place == 0) announce(control, owner, n, round, tile);
         if (tile >= group.tiles) return;
         for (int p = share.first; p < share.last; p++, round++) {
@@ -278,12 +273,8 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
             float4 total, *here = meet + side * SIDE;
             here[place * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
             __syncwarp();
-            if constexpr (APART) {
-                if (lane == 0) phase_arrive(&control.met[owner][side]);
-                continue;
-            }
-            if (place != turn) {
-                team_arrive(barrier, crew * 32);
+            if (APART || place != turn) {
+                team_arrive(barrier, (crew + APART) * 32);
                 continue;
             }
             team_barrier(barrier, crew * 32);
@@ -303,13 +294,13 @@ __device__ __forceinline__ void stream(const Call& call) {
     if (threadIdx.x == 0) {
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
-                phase_init(&control.full[team][s], 33);
+                phase_init(&control.named[team][s], 1);
+                phase_init(&control.full[team][s], 32);
                 phase_init(&control.empty[team][s], SPANS);
             }
             for (int side = 0; side < 2; side++) {
                 phase_init(&control.begun[team][side], 1);
-                phase_init(&control.met[team][side], call.joint ? TEAMS * SPANS : SPANS);
-                phase_init(&control.gathered[team][side], 1);
+                phase_init(&control.gathered[team][side], 32);
             }
         }
     }

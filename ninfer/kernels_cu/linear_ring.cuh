@@ -46,10 +46,10 @@ struct Call {
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
 struct Control {
-    u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES];
-    u64 begun[TEAMS][2], met[TEAMS][2], gathered[TEAMS][2];  // tiles; their sums, part by part; those read
+    u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], named[TEAMS][MAX_STAGES];
+    u64 begun[TEAMS][2], gathered[TEAMS][2];                 // tiles, and their sums, part by part, once read
     int under_way[TEAMS][2];                                 // the tiles begun; group.tiles or more: no more
-    int tile[TEAMS][MAX_STAGES];  // what a stage belongs to; group.tiles or more: there are no more
+    int tile[TEAMS][MAX_STAGES];                             // the tiles named to the working warps, likewise
     float scale[ROWS];
     float squares[ROWS][WORKERS / 32];
 };
