@@ -35,25 +35,20 @@ __device__ __forceinline__ void meet() {
     __syncthreads();
 }
 
-// acc over all of K; this thread widens columns 32 (thread % 2) .. + 31 of row `n` of the experts in every step.
-template <int F>
-__device__ __forceinline__ void product(float (&acc)[TILES][4], bf16* memory, const Left& from, const Matrix& right, long n, int columns) {
+template <int F, class Sums>
+__device__ __forceinline__ void product(Sums& acc, bf16* memory, const Left& from, const Matrix& right, long n, int columns) {
     bf16 *a = memory, *b = memory + STAGES * BM * BK;
     int steps = (columns + BK - 1) / BK, at = threadIdx.x % 2 * 32;
     Raw<F> raw;
     raw.load(right, n, at, columns, at < columns);
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) from.fetch(a + s * BM * BK, s * BK, columns);
-        copies_commit();
-    }
+    for (int s = 0; s < STAGES - 1; s++) from.fetch_step(a, s, steps, columns);
     put_right(b, raw);
     raw.load(right, n, at + BK, columns, at + BK < columns);
     meet();
     for (int step = 0; step < steps; step++) {
         begin_step(acc, a + step % STAGES * BM * BK, b + step % 2 * BN * BK, step == 0);
-        int ahead = step + STAGES - 1, k = (step + 2) * BK + at;
-        if (ahead < steps) from.fetch(a + ahead % STAGES * BM * BK, ahead * BK, columns);
-        copies_commit();
+        int k = (step + 2) * BK + at;
+        from.fetch_step(a, step + STAGES - 1, steps, columns);
         if (step + 1 < steps) {
             put_right(b + (step + 1) % 2 * BN * BK, raw);
             raw.load(right, n, k, columns, k < columns);
@@ -61,19 +56,6 @@ __device__ __forceinline__ void product(float (&acc)[TILES][4], bf16* memory, co
         products_wait<0>();
         settle(acc);
         meet();
-    }
-}
-
-__device__ __forceinline__ void product_of(int format, float (&acc)[TILES][4], bf16* memory, const Left& from,
-                                           const Matrix& right, long n, int columns) {
-    switch (format) {
-        case BF16: return product<BF16>(acc, memory, from, right, n, columns);
-        case FP8: return product<FP8>(acc, memory, from, right, n, columns);
-        case Q8: return product<Q8>(acc, memory, from, right, n, columns);
-        case Q4: return product<Q4>(acc, memory, from, right, n, columns);
-        case Q5: return product<Q5>(acc, memory, from, right, n, columns);
-        case Q6: return product<Q6>(acc, memory, from, right, n, columns);
-        case NVFP4: return product<NVFP4>(acc, memory, from, right, n, columns);
     }
 }
 

@@ -26,6 +26,11 @@ struct Left {
             copy16_async(cell(stage, row + i * 32, chunk), live ? rows[i] + k + chunk * 8 : fallback, live);
         }
     }
+    // Start the copies of a step of so many into its stage; always one group of copies.
+    __device__ __forceinline__ void fetch_step(bf16* stages, int step, int steps, int columns) const {
+        if (step < steps) fetch(stages + step % STAGES * BM * BK, step * BK, columns);
+        copies_commit();
+    }
     const bf16* fallback;  // any address that may be named
 };
 
@@ -102,5 +107,23 @@ __device__ __forceinline__ void keep_parts(bf16* parts, const float (&acc)[N][4]
         for (int n = 0; n < N; n++)
             if (at + n * 8 < hidden)
                 *reinterpret_cast<u32*>(to + n * 8) = round2(acc[n][half * 2] * weight, acc[n][half * 2 + 1] * weight);
+    }
+}
+
+// acc over all of K, by the tensor cores of the kind that the including file knows; this thread widens columns
+// 32 (thread % 2) .. + 31 of row `n` of the experts in every step.
+template <int F, class Sums>
+__device__ __forceinline__ void product(Sums& acc, bf16* memory, const Left& from, const Matrix& right, long n, int columns);
+
+template <class Sums>
+__device__ __forceinline__ void product_of(int format, Sums& acc, bf16* memory, const Left& from, const Matrix& right, long n, int columns) {
+    switch (format) {
+        case BF16: return product<BF16>(acc, memory, from, right, n, columns);
+        case FP8: return product<FP8>(acc, memory, from, right, n, columns);
+        case Q8: return product<Q8>(acc, memory, from, right, n, columns);
+        case Q4: return product<Q4>(acc, memory, from, right, n, columns);
+        case Q5: return product<Q5>(acc, memory, from, right, n, columns);
+        case Q6: return product<Q6>(acc, memory, from, right, n, columns);
+        case NVFP4: return product<NVFP4>(acc, memory, from, right, n, columns);
     }
 }

@@ -1,26 +1,26 @@
 // y = x @ W^T for 1 to 8 rows of x, weights streamed once in the layout of the file.
 //
 // The grid is one block a multiprocessor.  A block has two or three teams of eight working warps, one that keeps
-// the team's ring of stages full and, in most kernels, one that finishes its tiles.  A team takes tiles of 16 weight rows (two halves of 8, which
-// may lie in two matrices: gate and up); its warps take the units of every stage in turn, decode them to
-// fragments and multiply on the tensor cores; x lies in shared memory as the codes want it.  The warps' sums
-// meet in shared memory, part by part where there are many columns, and when x does not fit one block its
-// parts are spread over blocks whose sums meet in global memory, always in ascending order.  So a row's bits
-// depend on its weights and its x alone: not on the number of rows, the grid, or which block came last.
+// the team's ring of stages full and, in most kernels, one that finishes its tiles.  A team takes tiles of 16
+// weight rows (two halves of 8, which may lie in two matrices: gate and up); its warps take the units of every
+// stage in turn, decode them to fragments and multiply on the tensor cores; x lies in shared memory as the codes
+// want it.  The warps' sums meet in shared memory, part by part where there are many columns, and when x does not
+// fit one block its parts are spread over blocks whose sums meet in global memory, always in ascending order.  So
+// a row's bits depend on its weights and its x alone: not on the number of rows, the grid, or which block came last.
 //
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
-//: spills linear 768
-//: spills linear_fp8_bf16 64
+//: spills linear 640
+//: spills linear_fp8_bf16 32
 //: spills linear_q8 64
-//: spills linear_q4 128
+//: spills linear_q4 112
 //: spills linear_q5 64
 //: spills linear_q6 64
-//: spills linear_nvfp4 96
+//: spills linear_nvfp4 16
 //: spills linear_q8_bf16 64
-//: spills linear_nvfp4_bf16 64
-//: spills linear_q4_q5_bf16 256
+//: spills linear_nvfp4_bf16 32
+//: spills linear_q4_q5_bf16 192
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
