@@ -8,7 +8,7 @@
 // A spill is allowed: the frame of a division's slow path.
 //: spills rope_append 16
 //: variants KV 0 1 2 3 4
-#include "kv_store.cuh"
+#include "rope.cuh"
 
 using bf16 = __nv_bfloat16;
 using Formats = KvFormats<KV>;
@@ -24,34 +24,6 @@ extern "C" __global__ void __launch_bounds__(256) rope_table(float* table, const
     double sine, cosine;
     sincos(positions[axes[pair] * rows + row] * frequencies[pair], &sine, &cosine);
     reinterpret_cast<float2*>(table)[at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
-}
-
-// (1 + w) RMSNorm of one head.
-__device__ __forceinline__ void norm_head(float (&x)[8], const float (&w)[8], float eps) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
-#pragma unroll
-    for (int m = 16; m; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
-    float f = 1.0f / sqrtf(fmaf(sum, 1.0f / ROW, eps));
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = x[i] * f * (1.0f + w[i]);
-}
-
-// Dimension d turns with d + pairs; a lane's partner holds the other half.  pairs / 8 is a power of 2.
-__device__ __forceinline__ void turn_head(float (&x)[8], const float* table, int pairs, int lane) {
-    int half = pairs / 8;
-    const float4* from = reinterpret_cast<const float4*>(table) + lane % half * 4;
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-        float other0 = __shfl_xor_sync(~0u, x[i], half), other1 = __shfl_xor_sync(~0u, x[i + 1], half);
-        if (lane < 2 * half) {
-            float4 cs = from[i / 2];
-            float side = lane < half ? -1.0f : 1.0f;
-            x[i] = x[i] * cs.x + side * other0 * cs.y;
-            x[i + 1] = x[i + 1] * cs.z + side * other1 * cs.w;
-        }
-    }
 }
 
 // q_out (rows, heads, ROW); q, k, v (rows, heads or kv_heads, ROW) as projected; norms (ROW,).

@@ -6,11 +6,14 @@ for all its layers; a shifted step (MTP) has a table of its own.
 
 from __future__ import annotations
 
+import struct
+
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import (
+    AT_ONCE,
     HEAD_DIM,
     KV_KINDS,
     PAGE_TOKENS,
@@ -34,6 +37,14 @@ HOPPER_ROWS, HOPPER_HEADS, HOPPER_THREADS = 64, 2, 384
 HOPPER_SHARED = (HOPPER_HEADS + 5) * HOPPER_ROWS * HEAD_DIM * 2 + 5 * 16
 
 
+ROWS_SHARED = 8 * 8 * 265 * 4  # bytes that attend_rows takes for the sums of its warps
+
+
+def splits_of(pages: int) -> int:
+    """How many splits a row of as many pages can have."""
+    return min(SPLITS, -(-pages // AT_ONCE))
+
+
 @attrs.define(eq=False)
 class AttentionKernels:
     """Runs attention layers on the pages of ``pool``.
@@ -41,6 +52,7 @@ class AttentionKernels:
     frequencies   (pairs,) f64    rotary frequencies
     axes          (pairs,) i32    position axis of each pair
     line          (pages of a context,) i32: 0, 1, 2, ..., the table of widened pages
+    counters      (rows of a step * heads,) u32, zero between launches
     splits        how many splits the longest sequence can have
     shared_limit  bytes of shared memory that a block may have
     hopper        whether prompts may use attend_hopper.cu where the card can run it
@@ -53,6 +65,7 @@ class AttentionKernels:
     frequencies: DeviceArray
     axes: DeviceArray
     line: DeviceArray
+    counters: DeviceArray
     splits: int = SPLITS
     shared_limit: int = 99 << 10
     dependent: bool = True
@@ -91,15 +104,14 @@ class AttentionKernels:
         step: Step,
     ) -> DeviceArray:
         """Append k and v, attend, gate.  -> (T, heads * HEAD_DIM) bf16."""
+        if step.kind != "prefill":
+            return self._rows(q, gate, k, v, norms, layer, step)
         turned = self.take(q.shape, "bf16")
         self._append((turned, q, k, v), norms, self.shape.heads, layer, step)
         pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
         sequences = pack_sequences(step)
         out = self.take(q.shape, "bf16")
-        if step.kind == "prefill":
-            self._prompt(out, turned, gate, pool, place, sequences, step)
-        else:
-            self._rows(out, turned, gate, pool, place, sequences, step.rows)
+        self._prompt(out, turned, gate, pool, place, sequences, step)
         return out
 
     def remember(self, k: DeviceArray, v: DeviceArray, k_norm: DeviceArray, layer: int, step: Step) -> None:
@@ -115,43 +127,51 @@ class AttentionKernels:
         step: Step,
     ) -> None:
         """Turn queries (of ``heads`` heads, if any) and enter keys and values; arrays are out, q, k, v."""
-        if step.positions is not self._positions:
-            raise ValueError("attend: the step was not entered by embed")
+        table = self._entered(step)
         pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
         self.library.get("rope.cu", "rope_append", KV=KV_KINDS[self.pool.kind]).launch(
             -(-step.rows * (heads + self.shape.kv_heads) // 4),
             128,
-            *(*arrays, *norms, self._table, self.axes.size, pool, place, pack_sequences(step)),
+            *(*arrays, *norms, table, self.axes.size, pool, place, pack_sequences(step)),
             *(step.rows, heads, self.shape.eps),
             dependent=self.dependent,
         )
 
     def _rows(
         self,
-        out: DeviceArray,
         q: DeviceArray,
         gate: DeviceArray,
-        pool: bytes,
-        place: int,
-        sequences: bytes,
-        rows: int,
-    ) -> None:
-        shape = self.shape
-        partial = self.take((rows, shape.heads, self.splits, HEAD_DIM), "f32")
-        stats = self.take((rows, shape.heads, self.splits, 2), "f32")
-        kind = KV_KINDS[self.pool.kind]
-        self.library.get("attend_decode.cu", "attend_rows", KV=kind).launch(
+        k: DeviceArray,
+        v: DeviceArray,
+        norms: tuple[DeviceArray, DeviceArray],
+        layer: int,
+        step: Step,
+    ) -> DeviceArray:
+        """Append and attend single rows in one launch."""
+        table = self._entered(step)
+        shape, rows, take = self.shape, step.rows, self.take
+        if rows * shape.heads > self.counters.size:
+            raise ValueError(f"attend: {rows} rows, counters for {self.counters.size // shape.heads}")
+        partial = take((rows, shape.heads, self.splits, HEAD_DIM), "f32")
+        stats = take((rows, shape.heads, self.splits, 2), "f32")
+        out = take(q.shape, "bf16")
+        arrays = (part.ptr for part in (q, k, v, gate, *norms, table))
+        raw = struct.pack("7Qiiif", *arrays, shape.heads, self.axes.size, gate.shape[1], shape.eps)
+        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
+        self.library.get("attend_decode.cu", "attend_rows", KV=KV_KINDS[self.pool.kind]).launch(
             (self.splits, shape.kv_heads, rows),
-            128,
-            *(partial, stats, q, pool, place, sequences, shape.heads, HEAD_DIM**-0.5),
-            dependent=self.dependent,
-        )
-        self.library.get("attend_decode.cu", "attend_merge", KV=kind).launch(
-            (shape.heads, rows),
             256,
-            *(out, gate, gate.shape[1], partial, stats, self.splits, shape.kv_heads, sequences),
+            *(out, partial, stats, self.counters, raw, pool, place, pack_sequences(step), HEAD_DIM**-0.5),
+            shared=ROWS_SHARED,
             dependent=self.dependent,
         )
+        return out
+
+    def _entered(self, step: Step) -> DeviceArray:
+        """The rotary table of the step."""
+        if self._table is None or step.positions is not self._positions:
+            raise ValueError("attend: the step was not entered by embed")
+        return self._table
 
     def _prompt(
         self,

@@ -22,7 +22,7 @@ PAGE_TOKENS = 64
 HEAD_DIM = 256  # of attention heads
 DELTA_DIM = 128  # of keys and values of DeltaNet heads
 TAPS = 4
-SPLITS = 64  # of attend_decode.cu
+SPLITS, AT_ONCE = 32, 2  # of attend_decode.cu: splits of a row, pages that a block takes at once
 EDGE_BYTES = 16  # at the end of an image, never used on the device: exported images have their edge there
 # Cache format -> variant number of the kernels; bytes of codes and scales of one row of HEAD_DIM.
 KV_KINDS = {"bf16": 0, "int8": 1, "fp8": 2, "nvfp4": 3, "k8v4": 4}

@@ -27,7 +27,7 @@ from ninfer.kernels_cu.pack import Library
 from ninfer.model.config import TextConfig
 from ninfer.model.vision import Tower
 from ninfer.model.weights import Decoder, Delta
-from ninfer.ops.cuda_attention import AttentionKernels
+from ninfer.ops.cuda_attention import AttentionKernels, splits_of
 from ninfer.ops.cuda_delta import SHARED_BY
 from ninfer.ops.cuda_delta import Delta as DeltaKernels
 from ninfer.ops.cuda_experts import Experts
@@ -37,7 +37,6 @@ from ninfer.ops.cuda_state import (
     HEAD_DIM,
     KV_KINDS,
     PAGE_TOKENS,
-    SPLITS,
     TAPS,
     DeltaWeights,
     ImagePool,
@@ -254,7 +253,8 @@ def _attention(
         frequencies=frequencies,
         axes=axes,
         line=line,
-        splits=min(SPLITS, sizes.table_width),
+        counters=keep((max(sizes.rows, TAIL_TOKENS) * shape.heads,), "u32"),
+        splits=splits_of(sizes.table_width),
         shared_limit=machine.shared_bytes,
     )
 
@@ -300,6 +300,7 @@ def reset(program: CudaProgram) -> None:
         memory.published,
         verbs.products.linear.counters,
         verbs.experts.counters,
+        verbs.attention.counters,
     ):
         fill(array)
     program.edges[:] = 0

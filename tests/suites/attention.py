@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ninfer.ops.cuda_attention import AttentionKernels
+from ninfer.ops.cuda_attention import AttentionKernels, splits_of
 from ninfer.ops.cuda_state import KV_KINDS, PagePool, Shape, page_bytes
 from ninfer.ops.numpy_attention import Rotary, rotate
 from ninfer.ops.numpy_math import shifted_norm
@@ -40,7 +40,7 @@ class Layer:
         self.run = AttentionKernels(
             bed.library, bed.take, Shape(256, heads, kv_heads, 1, 1, 1e-6), self.pool,
             bed.to(self.rotary.frequencies), bed.to(self.rotary.axes.astype(np.int32)),
-            bed.to(np.arange(width, dtype=np.int32)), splits=min(64, width),
+            bed.to(np.arange(width, dtype=np.int32)), bed.zeros((16 * heads,), "u32"), splits=splits_of(width),
             shared_limit=bed.machine.shared_bytes,
         )  # fmt: skip
 
