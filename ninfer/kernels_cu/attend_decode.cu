@@ -10,7 +10,9 @@
 // The one thing a reader would get wrong: what is loaded before await_predecessor() are pages that an earlier pass
 // filled; a page that this pass adds to is read only after this block's own stores.
 //
+// What spills is kept from pass to pass; the loop over pages touches none of it.
 //: variants KV 0 1 2 3 4
+//: spills attend_rows 208
 #include "kv_fragments.cuh"
 #include "rope.cuh"
 
@@ -273,7 +275,8 @@ __device__ __forceinline__ void ask_for_page(const Cache& cache, int page) {
 // out (rows, heads * DIM).  partial (rows, heads, gridDim.x, DIM) and stats (rows, heads, gridDim.x, 2) hold each
 // split's sums, their top in the log2 domain and their total weight; counters (rows, heads) are zero between
 // launches.  Grid (min(SPLITS, pairs of pages of a context), kv_heads, rows), 256 threads.  A launch that begins
-// early rehearses with its first pages, which are read then only if no row of this pass is entered into them.
+// early rehearses: three warps take what is there already, if not a row, through a part of the code each, and wait
+// for nobody.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_rows(bf16* out, float* partial, float* stats, u32* counters, Raw raw, Pool pool,
                                                              long long layer, Sequences of, float scale) {
     extern __shared__ __align__(16) float outs[];
@@ -295,15 +298,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_rows(bf16* out, 
 #pragma unroll 1
     for (int real = early ? 0 : 1; real < 2; real++) {
         if (real) await_predecessor();
-        prepare(turned, gates, raw, cache, r, begin, last, real);
-        __syncthreads();
+        if (real || warp == 0) prepare(turned, gates, raw, cache, r, begin, last, real);
+        if (real) __syncthreads();
         if (real && !old && page < last) share.load(cache, page, of.first_key, r.length);
-        stage_queries(queries, turned, group);
-        __syncthreads();
-        share.attend(queries, cache, page, real ? last : min(last, page + 1), of.first_key, r.length, scale * 1.4426950408889634f);
-        leave_sums(outs, warp_stats, share);
-        __syncthreads();
-        if (warp >= group) continue;
+        if (real || warp == 1) stage_queries(queries, turned, group);
+        if (real) __syncthreads();
+        if (real || warp == 1) share.attend(queries, cache, page, real ? last : min(last, page + 1), of.first_key, r.length, scale * 1.4426950408889634f);
+        if (real || warp == 2) leave_sums(outs, warp_stats, share);
+        if (real) __syncthreads();
+        if (real ? warp >= group : warp != 2) continue;
         float x[8], g[8];
         float2 stat = join_warps(x, outs, warp_stats, warp, lane);
         long long place = static_cast<long long>(row) * raw.heads + cache.head * group + warp;

@@ -79,8 +79,8 @@ __device__ __forceinline__ void take_state(float4 (&s)[PASSES][4], const float4*
 }
 
 // out (sequences, value_heads * HEAD); z alike; one row a sequence.  Grid at most a block a multiprocessor, THREADS
-// threads.  As in delta_step, what the pass before wrote is read before the predecessor has ended, and a launch
-// that begins early takes a row of zeros through the code of every row first, and keeps nothing of it.
+// threads.  As in delta_step, what the pass before wrote is read before the predecessor has ended; but nothing is
+// rehearsed, since most blocks begin only when the predecessor ends, and what is asked for behind states waits for them.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, const bf16* z, DeltaRows rows,
                                                                     DeltaLayer layer, Images images, Sequences of,
                                                                     const int* slots) {
@@ -95,42 +95,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, 
         fetch_state(held + i * PIECES * THREADS, state_of(images, pair.slot, pair.head), pair.live);
     }
 #pragma unroll 1
-    for (int base = start - (REHEARSES ? stride : 0); base < total; base += stride) {
-        bool real = base >= start, mixes = warp < 3 * HELD, ends = !mixes && warp < 4 * HELD;
+    for (int base = start; base < total; base += stride) {
+        bool mixes = warp < 3 * HELD, ends = !mixes && warp < 4 * HELD;
         int mine = mixes ? warp / 3 : ends ? warp - 3 * HELD : min(lane, HELD - 1), part = warp % 3;
-        Pair pair(layer, of, slots, max(base, start) + mine * hop, total);
+        Pair pair(layer, of, slots, base + mine * hop, total);
         long long at = (static_cast<long long>(pair.row) * layer.value_heads + pair.head) * HEAD + lane * 4;
         uint2 norm = *reinterpret_cast<const uint2*>(layer.norm + lane * 4), gate = make_uint2(0, 0);
-        bool reads = real && pair.live;
         Channels channels(layer, rows, images, pair, part);
         HeadGates gates(layer, pair.head);
         if (base == start) await_predecessor();
         if (mixes) {
             uint2 now = make_uint2(0, 0);
-            if (reads) now = *reinterpret_cast<const uint2*>(channels.x);
-            if (reads && channels.column) *reinterpret_cast<uint2*>(channels.column) = now;
+            if (pair.live) now = *reinterpret_cast<const uint2*>(channels.x);
+            if (pair.live && channels.column) *reinterpret_cast<uint2*>(channels.column) = now;
             float4 y = channels.convolved(now);
             float factor = part == 2 ? 1.0f : key_factor(y);
             if (part == 0) factor *= QUERY_FACTOR;
             reinterpret_cast<float4*>(ws.mixed[mine][part])[lane] = part == 2 ? y : y * factor;
         } else if (ends) {
-            if (reads) gate = *reinterpret_cast<const uint2*>(z + at);
+            if (pair.live) gate = *reinterpret_cast<const uint2*>(z + at);
         } else if (warp == 4 * HELD && lane < HELD) {
             int place = pair.row * rows.gate_stride + pair.head;
             bf16 a = __float2bfloat16(0.0f), b = a;
-            if (reads) a = rows.a[place], b = rows.b[place];
+            if (pair.live) a = rows.a[place], b = rows.b[place];
             ws.decay[lane] = gates.decay(__bfloat162float(a)), ws.beta[lane] = beta_of(__bfloat162float(b));
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < (real ? HELD : 1); i++) {
+        for (int i = 0; i < HELD; i++) {
             float4 s[PASSES][4], *place = held + i * PIECES * THREADS;
-            int number = max(base, start) + i * hop;
+            int number = base + i * hop;
             if (number >= total) break;
-            if (real) copies_wait<HELD - 1>();
+            copies_wait<HELD - 1>();
             take_state(s, place);
             advance<true>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
-            if (!real) continue;
             Pair now(layer, of, slots, number, total), next(layer, of, slots, number + stride, total);
             save_state(s, state_of(images, now.slot, now.head));
             fetch_state(place, state_of(images, next.slot, next.head), next.live);
@@ -138,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, 
         __syncthreads();
         if (ends) {
             float4 y = gated_norm(reinterpret_cast<const float4*>(ws.o[mine])[lane], wide4(norm), wide4(gate), layer.eps);
-            if (reads) store4(out + at, y);
+            if (pair.live) store4(out + at, y);
         }
     }
 }

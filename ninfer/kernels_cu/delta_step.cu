@@ -22,10 +22,12 @@ constexpr int PIECES = 3 * HEAD / 8;  // 16-byte pieces of a head's q, k and v c
 constexpr int KEYS = HEAD / 8;        // the first of them that is not a query's
 constexpr int HISTORY = TAPS - 1;
 
+constexpr int STAND_IN = ROWS + HISTORY;  // the last row, to rehearse with; those between are too
+
 struct Workspace {
-    uint4 taps[TAPS][PIECES], raw[HISTORY + ROWS][PIECES];  // raw columns, those before row 0 first
-    float mixed[ROWS][3][HEAD], o[ROWS][HEAD];              // convolved q, k, v; outputs
-    float decay[ROWS], beta[ROWS];
+    uint4 taps[TAPS][PIECES], raw[HISTORY + STAND_IN + 1][PIECES];      // raw columns, those before row 0 first
+    float mixed[STAND_IN + 1][3][HEAD], o[STAND_IN + 1][HEAD];  // convolved q, k, v; outputs
+    float decay[STAND_IN + 1], beta[STAND_IN + 1];
 };
 
 // A value head, and the key head that it shares with its neighbours.
@@ -73,7 +75,8 @@ __device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const Del
 }
 
 // Fetch rows row .. row + count - 1 of a sequence that begins at `begin`; raw columns go to `line`, `width`
-// apart, or to `column`, where given: the only one stays there, those of a tail delta_ring writes again.
+// apart, or to `column`, where given: the only one stays there, those of a tail delta_ring writes again.  Without
+// `real` zeros are a row to rehearse with.
 __device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaRows& rows, const Heads& of, int begin, int row,
                                            int count, int from, Workspace& ws, bf16* line, int width, bf16* column,
                                            bool real = true) {
@@ -83,27 +86,26 @@ __device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaR
         int i = t / pieces - old, p = from + t % pieces;
         Piece piece(layer, rows, of, p);
         uint4 found = real ? piece.load(row + i) : make_uint4(0, 0, 0, 0);
-        ws.raw[HISTORY + i][p] = found;
+        ws.raw[HISTORY + (real ? i : STAND_IN)][p] = found;
         if (i < 0 || !piece.owner || !real) continue;
         if (line) *reinterpret_cast<uint4*>(line + static_cast<long long>(i) * width + piece.index) = found;
         if (column) *reinterpret_cast<uint4*>(column + piece.index) = found;
     }
 }
 
-// Convolve what was fetched; bits that the mask lacks are cleared.
-__device__ __forceinline__ void convolve_rows(int count, int from, Workspace& ws, u32 mask = ~0u) {
+// Convolve what was fetched, rows `first` .. first + count - 1.
+__device__ __forceinline__ void convolve_rows(int first, int count, int from, Workspace& ws) {
     int width = 3 * HEAD - 8 * from;
 #pragma unroll 1
     for (int t = threadIdx.x; t < count * width; t += THREADS) {
-        int i = t / width, channel = 8 * from + t % width;
+        int i = first + t / width, channel = 8 * from + t % width;
         float w[TAPS], x[TAPS];
 #pragma unroll
         for (int j = 0; j < TAPS; j++) {
             w[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.taps[j])[channel]);
             x[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.raw[i + j])[channel]);
         }
-        float y = convolve(w, x[0], x[1], x[2], x[3]);
-        ws.mixed[i][0][channel] = __uint_as_float(__float_as_uint(y) & mask);
+        ws.mixed[i][0][channel] = convolve(w, x[0], x[1], x[2], x[3]);
     }
 }
 
@@ -118,12 +120,12 @@ __device__ __forceinline__ void load_state(float4 (&s)[PASSES][4], const float* 
 
 // Make q and k of `count` rows of the workspace unit vectors, q over sqrt(HEAD); without QUERIES k alone.
 template <bool QUERIES>
-__device__ __forceinline__ void normalise(Workspace& ws, int count) {
+__device__ __forceinline__ void normalise(int first, int count, Workspace& ws) {
     int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int task = threadIdx.x / 32; task < count * (1 + QUERIES); task += THREADS / 32) {
         bool query = QUERIES && task >= count;
-        float4& mine = reinterpret_cast<float4*>(query ? ws.mixed[task - count][0] : ws.mixed[task][1])[lane];
+        float4& mine = reinterpret_cast<float4*>(query ? ws.mixed[first + task - count][0] : ws.mixed[first + task][1])[lane];
         mine = mine * (query ? query_factor(mine) : key_factor(mine));
     }
 }
@@ -134,25 +136,32 @@ __device__ __forceinline__ void advance_by(float4 (&s)[PASSES][4], Workspace& ws
     advance<OUTPUTS>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
 }
 
+// Make row i of the workspace, which one warp owns, one that changes nothing.
+__device__ __forceinline__ void clear_row(Workspace& ws, int i) {
+    for (int part = 0; part < 3; part++) reinterpret_cast<float4*>(ws.mixed[i][part])[threadIdx.x % 32] = make_float4(0, 0, 0, 0);
+    if (threadIdx.x % 32 == 0) ws.decay[i] = 1.0f, ws.beta[i] = 0.0f;
+    __syncwarp();
+}
+
 // Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.
-// Rows that are not real change nothing: decay 1, beta 0.
 __device__ __forceinline__ void enter_gates(const HeadGates& gates, const DeltaLayer& layer, const DeltaRows& rows,
                                             int head, int row, int count, Workspace& ws, bf16* line, int width,
                                             bool real = true) {
     int i = threadIdx.x;
-    if (i >= count) return;
+    if (real && i >= count) return;
     bf16 a = __float2bfloat16(0.0f), b = a;
     if (real) a = rows.a[(row + i) * rows.gate_stride + head], b = rows.b[(row + i) * rows.gate_stride + head];
     float decay = gates.decay(__bfloat162float(a)), beta = beta_of(__bfloat162float(b));
-    ws.decay[i] = real ? decay : 1.0f;
-    ws.beta[i] = real ? beta : 0.0f;
+    int at = real ? i : STAND_IN;
+    ws.decay[at] = decay, ws.beta[at] = beta;
     if (line) line[static_cast<long long>(i) * width + head] = a, line[static_cast<long long>(i) * width + layer.value_heads + head] = b;
 }
 
 // out (rows, value_heads * HEAD); z alike.  Grid (value_heads, sequences), THREADS threads.  What the pass before
 // wrote (S, rings) is read before the predecessor has ended; that is sound because the first kernel of every
-// pass is an ordinary launch.  A launch that begins early rehearses: it takes one row of zeros, which leaves S as
-// it is, through the code of every row, so that its instructions are there when its rows are.
+// pass is an ordinary launch.  A launch that begins early rehearses, so that its instructions are there when its rows
+// are: four warps take a row without meaning through a part of the code of every row each, and wait for nobody.
+// S meets a row of zeros, which leaves it as it is.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, const bf16* z, DeltaRows rows,
                                                                DeltaLayer layer, Images images, Sequences of,
                                                                const int* slots, Record record) {
@@ -186,19 +195,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, c
         long long at = (static_cast<long long>(row + own) * layer.value_heads + head) * HEAD + part * 4;
         uint2 gate = make_uint2(0, 0);
         if (real && own < count) gate = *reinterpret_cast<const uint2*>(z + at);
-        fetch_rows(layer, rows, heads, begin, row, count, 0, ws, line, record.width, column, real);
-        enter_gates(gates, layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width, real);
-        __syncthreads();
-        convolve_rows(count, 0, ws, real ? ~0u : 0u);
-        __syncthreads();
-        normalise<true>(ws, count);
-        __syncthreads();
+        int to = real ? 0 : STAND_IN;
+        if (real || own == 0) fetch_rows(layer, rows, heads, begin, row, count, 0, ws, line, record.width, column, real);
+        if (real || own == 3) enter_gates(gates, layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width, real);
+        if (real) __syncthreads();
+        if (real || own == 0) convolve_rows(to, count, 0, ws);
+        if (real) __syncthreads();
+        if (real || own == 0) normalise<true>(to, count, ws);
+        if (real) __syncthreads();
+        if (!real && own == 1) clear_row(ws, ROWS);
 #pragma unroll 1
-        for (int i = 0; i < count; i++) advance_by<true>(s, ws, i);
+        for (int i = real ? 0 : ROWS; i < (real ? count : own == 1 ? ROWS + 1 : 0); i++) advance_by<true>(s, ws, i);
         if (row + ROWS >= end && real && !record.write) save_state(s, state);
-        __syncthreads();
-        if (own < count) {
-            float4 y = gated_norm(reinterpret_cast<float4*>(ws.o[own])[part], wide4(norm), wide4(gate), layer.eps);
+        if (real) __syncthreads();
+        if (real ? own < count : own == 2) {
+            float4 y = gated_norm(reinterpret_cast<float4*>(ws.o[real ? own : STAND_IN])[part], wide4(norm), wide4(gate), layer.eps);
             if (real) store4(out + at, y);
         }
         if (line) line += static_cast<long long>(ROWS) * record.width;
@@ -240,9 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_fold(const bf16* 
         fetch_rows(layer, rows, heads, 0, row, count, KEYS, ws, nullptr, 0, nullptr);
         enter_gates(gates, layer, rows, head, row, count, ws, nullptr, 0);
         __syncthreads();
-        convolve_rows(count, KEYS, ws);
+        convolve_rows(0, count, KEYS, ws);
         __syncthreads();
-        normalise<false>(ws, count);
+        normalise<false>(0, count, ws);
         __syncthreads();
         for (int i = 0; i < count; i++) advance_by<false>(s, ws, i);
     }

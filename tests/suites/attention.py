@@ -40,8 +40,8 @@ class Layer:
         self.run = AttentionKernels(
             bed.library, bed.take, Shape(256, heads, kv_heads, 1, 1, 1e-6), self.pool,
             bed.to(self.rotary.frequencies), bed.to(self.rotary.axes.astype(np.int32)),
-            bed.to(np.arange(width, dtype=np.int32)), bed.zeros((16 * heads,), "u32"), splits=splits_of(width),
-            shared_limit=bed.machine.shared_bytes,
+            bed.to(np.arange(width, dtype=np.int32)), bed.zeros((16 * heads,), "u32"),
+            splits=splits_of(width), shared_limit=bed.machine.shared_bytes,
         )  # fmt: skip
 
     def attend_by(self, file: str) -> Layer:
@@ -182,6 +182,22 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_a_verification(bed: Bed
             one = tuple(part[i : i + 1] for part in rows)
             out, _ = layer.advance("decode", [lane], [1], one)
             assert (out[0] == batch[i]).all()
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_rows_that_fill_one_page_and_begin_another_see_one_another(bed: Bed, order: int) -> None:
+    """More new keys than a block has warps, in pages of one split and of the next."""
+    if not bed.real:
+        bed.library.order = order
+    layer = Layer(bed, "int8", 4, 2, 320, 1, 11)
+    layer.advance("prefill", [0], [119], layer.rows(119))
+    rows = layer.rows(16)
+    many, want = layer.advance("tail", [0], [16], rows, keep=False)
+    assert relative(many, want) <= LIMITS["int8"]
+    for i in range(16):
+        one, _ = layer.advance("decode", [0], [1], tuple(part[i : i + 1] for part in rows))
+        assert (one[0] == many[i]).all()
+    assert not bed.back(layer.run.counters).any()
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)
