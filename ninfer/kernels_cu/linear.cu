@@ -189,20 +189,28 @@ struct Filling {
     }
 };
 
-// A team's tiles: the first by number, then whichever is next.  Claims are made two tiles ahead, because
-// an answer waits behind the weights that are on their way.  Teams that share tiles go by number alone.
+// Tiles of formats at the pace of memory belong to a block: its teams take the first by number, then whichever is next,
+// so that none rests while another has two to go.  Where products set the pace, blocks that began late matter
+// more, and tiles belong to all teams of the launch.
+template <int F>
+constexpr bool OWN_TILES = F == BF16 || F == FP8;
+
+// A team's tiles.  Claims among all teams are made two tiles ahead, because an answer waits behind the weights that
+// are on their way.  Teams that share tiles go by number alone.
 template <int F>
 __device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, Part<F> all, u8* ring, Control& control, int team, int block, u32* claims) {
     Filling<F> filling{call, group, control, share, all, ring, team, 0, 1, 0, Producer<F>(call)};
     int lane = threadIdx.x % 32, width = group.blocks / call.split, teams = call.joint ? width : TEAMS * width;
-    int tile = block / call.split + (call.joint ? 0 : width * team);
+    int column = block / call.split, tile = column + (call.joint ? 0 : width * team);
     u32 next = 0, after = 0;
-    bool asks = lane == 0 && !call.joint;
+    bool asks = lane == 0 && !call.joint && !OWN_TILES<F>;
     if (asks) next = count_relaxed(claims);
     while (tile < group.tiles) {
         if (asks) after = count_relaxed(claims);
         filling.tile(tile);
-        tile = call.joint ? tile + teams : teams + __shfl_sync(~0u, next, 0);
+        if (call.joint) tile += teams;
+        else if (OWN_TILES<F>) tile = column + width * __shfl_sync(~0u, lane == 0 ? atomicAdd(&control.taken, 1u) : 0, 0);
+        else tile = teams + __shfl_sync(~0u, next, 0);
         next = after;
     }
     filling.say(group.tiles + next);  // that there are no more, once the last claim has been answered
@@ -292,6 +300,7 @@ __device__ __forceinline__ void stream(const Call& call) {
     __shared__ Control control;
     release_successor();
     if (threadIdx.x == 0) {
+        control.taken = TEAMS;
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
                 phase_init(&control.named[team][s], 1);

@@ -50,6 +50,7 @@ struct Control {
     u64 begun[TEAMS][2], gathered[TEAMS][2];                 // tiles, and their sums, part by part, once read
     int under_way[TEAMS][2];                                 // the tiles begun; group.tiles or more: no more
     int tile[TEAMS][MAX_STAGES];                             // the tiles named to the working warps, likewise
+    u32 taken;                                               // of the block's own tiles, by its teams
     float scale[ROWS];
     float squares[ROWS][WORKERS / 32];
 };
