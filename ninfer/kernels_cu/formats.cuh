@@ -132,8 +132,12 @@ __device__ __forceinline__ void e2m1_to_fp16(u32 (&pair)[4], u32 word, u32 scale
     pair[3] = mul_fp16x2(odd & 0xff00ff00u, scale);
 }
 
-// An e4m3 scale times 2^7, twice in fp16, so that weights come out times 2^-7: exact down to the smallest.
-__device__ __forceinline__ u32 e2m1_scale(u32 bits) { return mul_fp16x2(bits * 0x00800080u, 0x78007800u); }
+// Two e4m3 scales, each twice in fp16, so that weights come out times 2^-14: exact down to the smallest.
+__device__ __forceinline__ void e2m1_scales(u32 (&scale)[2], u32 bytes) {
+    u32 both, none;
+    e4m3_to_fp16(both, none, bytes);
+    each_half_twice(scale[0], scale[1], both);
+}
 
 // e2m1 x (scale * 2^-8): sign and magnitude move by one multiplication, the scale rebases the exponent.
 __device__ __forceinline__ void unpack_nvfp4(u32 (&pair)[4], u32 word, u32 scale) {

@@ -11,16 +11,12 @@
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
-//: spills linear 640
-//: spills linear_fp8_bf16 32
-//: spills linear_q8 64
-//: spills linear_q4 112
-//: spills linear_q5 64
-//: spills linear_q6 64
-//: spills linear_nvfp4 16
-//: spills linear_q8_bf16 64
-//: spills linear_nvfp4_bf16 32
-//: spills linear_q4_q5_bf16 192
+//: spills linear 384
+//: spills linear_fp8 8
+//: spills linear_fp8_bf16 8
+//: spills linear_q5 20
+//: spills linear_q6 20
+//: spills linear_q4_q5_bf16 120
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
@@ -60,8 +56,9 @@ __device__ __forceinline__ void put(const Call& call, const Matrix& m, int token
 template <int F>
 __device__ __forceinline__ void store(float4 total, const Call& call, const Place& at, const float* token_scale, int lane) {
     const Matrix &low = call.matrices[at.matrix[0]], &high = call.matrices[at.matrix[1]];
-    int g = lane / 4, a = at.row[0] + g, b = at.row[1] + g;
-    float fa = a < low.rows ? row_factor<F>(low, a) : 0, fb = b < high.rows ? row_factor<F>(high, b) : 0;
+    int g = row_in_half<F>(lane / 4), a = at.row[0] + g, b = at.row[1] + g;
+    bool has_a = static_cast<u32>(a) < low.rows, has_b = static_cast<u32>(b) < high.rows;
+    float fa = has_a ? row_factor<F>(low, a) : 0, fb = has_b ? row_factor<F>(high, b) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int token = row_of<F>(lane, i);
@@ -70,11 +67,11 @@ __device__ __forceinline__ void store(float4 total, const Call& call, const Plac
         float ya = (i ? total.y : total.x) * fa * scale, yb = (i ? total.w : total.z) * fb * scale;
         if (call.ending == SWIGLU) {
             float silu = ya / (1.0f + __expf(-ya));
-            if (a < low.rows) static_cast<bf16*>(low.out)[static_cast<long>(token) * low.stride + a] = __float2bfloat16(silu * yb);
+            if (has_a) static_cast<bf16*>(low.out)[static_cast<long>(token) * low.stride + a] = __float2bfloat16(silu * yb);
             continue;
         }
-        if (a < low.rows) put(call, low, token, a, ya);
-        if (b < high.rows) put(call, high, token, b, yb);
+        if (has_a) put(call, low, token, a, ya);
+        if (has_b) put(call, high, token, b, yb);
     }
 }
 
@@ -86,15 +83,16 @@ struct Output {
     Place at;
     float factor[2], residual[2][2];
 
-    __device__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate(call, group, tile)) {
+    __device__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate<F>(call, group, tile)) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const Matrix& m = call.matrices[at.matrix[h]];
-            int row = at.row[h] += lane / 4;
-            factor[h] = row < m.rows ? row_factor<F>(m, row) : 0;
+            int row = at.row[h] += row_in_half<F>(lane / 4);
+            bool has = static_cast<u32>(row) < m.rows;
+            factor[h] = has ? row_factor<F>(m, row) : 0;
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (call.ending == ADD_RESIDUAL && row < m.rows && row_of<F>(lane, i) < call.rows)
+                if (call.ending == ADD_RESIDUAL && has && row_of<F>(lane, i) < call.rows)
                     residual[h][i] = call.residual[static_cast<long>(row_of<F>(lane, i)) * m.stride + row];
         }
     }
@@ -112,7 +110,7 @@ struct Output {
     }
     __device__ __forceinline__ void put(int token, int h, int i, float y) const {
         const Matrix& m = call.matrices[at.matrix[h]];
-        if (at.row[h] >= m.rows) return;
+        if (static_cast<u32>(at.row[h]) >= m.rows) return;
         long to = static_cast<long>(token) * m.stride + at.row[h];
         if (call.ending == STORE_BF16 || call.ending == SWIGLU) static_cast<bf16*>(m.out)[to] = __float2bfloat16(y);
         if (call.ending == STORE_F32) static_cast<float*>(m.out)[to] = y;
@@ -158,7 +156,6 @@ struct Filling {
     const Group& group;
     Control& control;
     Share share;
-    Part<F> all;
     u8* ring;
     int team, slot, parity, number;
     Producer<F> producer;
@@ -178,7 +175,7 @@ struct Filling {
     __device__ __forceinline__ void tile(int tile) {
         say(tile);
         for (int p = share.first; p < share.last; p++) {
-            Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
+            Part part = control.parts[p];
             producer.aim(group, tile, part, share);
             for (int s = 0, steps = share.steps(part.units); s < steps; s++, next()) {
                 phase_wait(&control.empty[team][slot], parity);
@@ -198,8 +195,8 @@ constexpr bool OWN_TILES = F == BF16 || F == FP8;
 // A team's tiles.  Claims among all teams are made two tiles ahead, because an answer waits behind the weights that
 // are on their way.  Teams that share tiles go by number alone.
 template <int F>
-__device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, Part<F> all, u8* ring, Control& control, int team, int block, u32* claims) {
-    Filling<F> filling{call, group, control, share, all, ring, team, 0, 1, 0, Producer<F>(call)};
+__device__ __forceinline__ void produce(const Call& call, const Group& group, Share share, u8* ring, Control& control, int team, int block, u32* claims) {
+    Filling<F> filling{call, group, control, share, ring, team, 0, 1, 0, Producer<F>(call)};
     int lane = threadIdx.x % 32, width = group.blocks / call.split, teams = call.joint ? width : TEAMS * width;
     int column = block / call.split, tile = column + (call.joint ? 0 : width * team);
     u32 next = 0, after = 0;
@@ -232,50 +229,68 @@ __device__ __forceinline__ void announce(Control& control, int owner, int n, int
     }
 }
 
+// Where a working warp is in its team's ring; it begins at the lane's own codes.
+template <int F>
+struct Cursor {
+    const u8* ring;
+    u64* full;
+    int slot, stages;
+    u32 parity;
+    __device__ Cursor(const u8* ring, u64* full, int stages) : ring(ring), full(full), slot(0), stages(stages), parity(0) {}
+    __device__ __forceinline__ const u8* await() const {
+        phase_wait(full + slot, parity);
+        return ring + slot * Layout<F>::STAGE;
+    }
+    // Tell the copying warp that this one has read its unit of the stage.
+    __device__ __forceinline__ void leave(int lane) {
+        __syncwarp();
+        if (lane == 0) phase_arrive(full + slot + TEAMS * MAX_STAGES);
+        if (++slot == stages) slot = 0, parity ^= 1;
+    }
+};
+
 // All tiles of one team, or of the teams that share them, for weights of one format.
 template <int F, bool APART>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     constexpr int UNIT = L::COLUMNS * 2;  // bytes of x
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x - group.first_block;
+    int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
     int team = worker ? warp / SPANS : warp % TEAMS, span = warp % SPANS, number = block % call.split;
     Share share(call, number, team);
-    Part<F> all(call, share.first, share.last);
-    int stages = call.stages, hop = SPANS * share.teams * UNIT, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
+    Part all = share.all(control.parts);
+    int columns = all.units * L::COLUMNS, stages = call.stages, hop = SPANS * share.teams * UNIT, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
 
     float4* meet = reinterpret_cast<float4*>(shared) + owner * SPANS * 32;
     float4* carry = reinterpret_cast<float4*>(shared) + 2 * SIDE + owner * 32;
     u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
     float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
-    u8* x = reinterpret_cast<u8*>(scales) + all.columns() / 64 * L::X_SCALES;
+    u8* x = reinterpret_cast<u8*>(scales) + columns / 64 * L::X_SCALES;
     if (APART && warp >= TEAMS * (SPANS + 1)) {
         if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
         return;
     }
-    if (!worker) return produce<F>(call, group, share, all, ring, control, team, block, claims + number * 2);
+    if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims + number * 2);
     await_predecessor();
-    stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, all.columns());
+    stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, columns);
 
-    Operand<F> mine(x, scales, call.rows, all.columns(), span, lane);
-    int slot = 0, parity = 0, round = 0;
+    Operand<F> mine(x, scales, call.rows, columns, span, lane);
+    Cursor<F> cursor(ring + mine.codes, control.full[team], stages);
+    int round = 0;
     for (int n = 0, turn = 0;; n++, turn = turn + 1 == crew ? 0 : turn + 1) {
         phase_wait(&control.named[team][n % MAX_STAGES], n / MAX_STAGES & 1);
         int tile = control.tile[team][n % MAX_STAGES];
         if (APART && place == 0) announce(control, owner, n, round, tile);
         if (tile >= group.tiles) return;
         for (int p = share.first; p < share.last; p++, round++) {
-            Part<F> part = share.last - share.first == 1 ? all : Part<F>(call, p, p + 1);
+            Part part = control.parts[p];
             float sum[4] = {};
-            int begin = (part.begin - all.begin) * UNIT, end = begin + part.units * UNIT;
-            int at = begin + (share.unit(0) + span) * UNIT, stop = at + share.steps(part.units) * hop;
-            for (; at != stop; at += hop) {
-                phase_wait(&control.full[team][slot], parity);
-                if (at < end) multiply<F>(sum, ring + slot * L::STAGE, mine, at);
-                __syncwarp();
-                if (lane == 0) phase_arrive(&control.empty[team][slot]);
-                if (++slot == stages) slot = 0, parity ^= 1;
+            int at = (part.begin - all.begin + place) * UNIT, end = (part.begin - all.begin + part.units) * UNIT;
+            for (; at < end; at += hop) {
+                multiply<F>(sum, cursor.await(), mine, at);
+                cursor.leave(lane);
             }
+            if (at - place * UNIT < end) cursor.await(), cursor.leave(lane);  // a stage that holds units of others alone
             await_gathered(control, owner, round);
             int side = round & 1, barrier = 1 + owner * 2 + side;
             float4 total, *here = meet + side * SIDE;
@@ -287,7 +302,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
             }
             team_barrier(barrier, crew * 32);
             if (add_up(total, call, group.base, share, here, carry, &control.gathered[owner][side], p, tile))
-                store<F>(total, call, locate(call, group, tile), control.scale, lane);
+                store<F>(total, call, locate<F>(call, group, tile), control.scale, lane);
             __syncwarp();
         }
     }
@@ -299,7 +314,10 @@ __device__ __forceinline__ void stream(const Call& call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
     release_successor();
-    if (threadIdx.x == 0) {
+    int g = 0, part = static_cast<int>(threadIdx.x) - 32;
+    while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
+    const Group& group = call.groups[g];
+    if (threadIdx.x == 0) {  // one after the other: what several lanes begin at once takes turns, and longer ones
         control.taken = TEAMS;
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
@@ -313,10 +331,12 @@ __device__ __forceinline__ void stream(const Call& call) {
             }
         }
     }
+    if (part >= 0 && part < call.parts) {
+        int unit = group.format == BF16 ? 5 : group.format >= Q4 ? 7 : 6;  // log2 of its columns
+        int all = (call.columns + (1 << unit) - 1) >> unit, begin = all * part / call.parts;
+        control.parts[part] = {begin, all * (part + 1) / call.parts - begin};
+    }
     __syncthreads();
-    int g = 0;
-    while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
-    const Group& group = call.groups[g];
     u32* claims = call.claims + g * MAX_PARTS * 2;
     ((group.format == FORMATS ? run<FORMATS, APART>(call, group, claims, shared, control) : void()), ...);
 }

@@ -20,18 +20,20 @@ template <int F>
 struct Operand {
     const u8 *x, *more;       // of the first four rows in fixed point, and of the others; or of the lane's row
     const u8* scales;
-    u32 codes, high, factor;  // offsets in a stage
+    u32 codes, high, factor;  // offsets: of codes in a stage, of the others from there
     bool many;                // more than four rows
     __device__ Operand(const u8* rows, const float* scale, int count, int columns, int span, int lane)
-        : scales(reinterpret_cast<const u8*>(scale) + lane % 4 * (Layout<F>::NIBBLES ? 16 : 8)), many(count > 4) {
+        : scales(reinterpret_cast<const u8*>(scale) + lane % 4 * (Layout<F>::NIBBLES && F != NVFP4 ? 16 : 8)), many(count > 4) {
         using L = Layout<F>;
         int stride = L::x_stride(columns), g = lane / 4, t = lane % 4, row = L::FIXED ? g / 2 : g;
-        int piece = L::FIXED ? g % 2 * 64 + t * 16 : t * (F == NVFP4 ? 32 : F == FP8 ? 16 : 8);
+        int piece = L::FIXED ? g % 2 * 64 + t * 16 : t * (L::HALVES ? 16 : 8);
         x = rows + min(row, count - 1) * stride + piece;
         more = rows + min(row + 4, count - 1) * stride + piece;
-        codes = g * CODE_ROW + span * 64 + t * 8;
+        codes = g * L::CODE_ROW + span * 64 + t * (F == NVFP4 ? 16 : 8);
         high = L::HIGH + g * L::HIGH_ROW + (F == Q5 ? span * 16 + t * 2 : span * 32 + t * 4);
-        factor = L::SCALES + g * L::SCALE_ROW + (F == NVFP4 ? span * 8 + t : span * 4);
+        factor = L::SCALES + g * L::SCALE_ROW + span * 4;
+        if (F == NVFP4) factor = L::SCALES + (span * 2 + t / 2) * L::SCALE_ROW + g % 2 * 16 + g / 2 * 4 + t % 2 * 2;
+        high -= codes, factor -= codes;
     }
 };
 
@@ -40,7 +42,7 @@ __device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
-        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<BF16>::CODE_ROW + h * 32);
         uint2 b = *reinterpret_cast<const uint2*>(x + h * 32);
         u32 a[4] = {low.x, up.x, low.y, up.y};
         mma_bf16(sum, a, b.x, b.y);
@@ -98,7 +100,7 @@ __device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage,
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 bytes[4], high = high_bits<F>(stage + x.high + half * 8 * L::HIGH_ROW, h);
-            uint2 codes = *reinterpret_cast<const uint2*>(stage + x.codes + half * 8 * CODE_ROW + h * 32);
+            uint2 codes = *reinterpret_cast<const uint2*>(stage + half * 8 * L::CODE_ROW + h * 32);
             signed_bytes<F>(bytes, codes, high);
             a[h][0][half] = bytes[0], a[h][0][half + 2] = bytes[1];
             if constexpr (F != Q8) a[h][1][half] = bytes[2], a[h][1][half + 2] = bytes[3];
@@ -121,7 +123,7 @@ __device__ __forceinline__ void multiply_fp8(float (&sum)[4], const u8* codes, c
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
-        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * CODE_ROW + h * 32);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<FP8>::CODE_ROW + h * 32);
         uint4 b = *reinterpret_cast<const uint4*>(x + h * 64);
         u32 a[4];
         e4m3_to_fp16(a[0], a[2], low.x), e4m3_to_fp16(a[1], a[3], up.x);
@@ -134,33 +136,29 @@ __device__ __forceinline__ void multiply_fp8(float (&sum)[4], const u8* codes, c
     add_scaled(sum, part[0], *reinterpret_cast<const float2*>(scales));
 }
 
-// The same, e2m1 with their scales.
+// The same, e2m1 with their scales: a lane's 32 columns, two groups, are neighbours.
 __device__ __forceinline__ void multiply_nvfp4(float (&sum)[4], const u8* codes, const u8* scale, const u8* x, const float* scales) {
-    float part[2][4];
-    uint2 word[2][2];
-    u32 factor[2][2];
+    using L = Layout<NVFP4>;
+    u32 factor[2][2], words[2][4];
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int half = 0; half < 2; half++) {
+        uint4 v = *reinterpret_cast<const uint4*>(codes + half * 8 * L::CODE_ROW);
+        words[half][0] = v.x, words[half][1] = v.y, words[half][2] = v.z, words[half][3] = v.w;
+        e2m1_scales(factor[half], *reinterpret_cast<const u16*>(scale + half * 32));
+    }
+    float part[4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            word[h][half] = *reinterpret_cast<const uint2*>(codes + half * 8 * CODE_ROW + h * 32);
-            factor[h][half] = e2m1_scale(scale[half * 8 * Layout<NVFP4>::SCALE_ROW + h * 4]);
-        }
-#pragma unroll
-    for (int w = 0; w < 2; w++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint4 b = *reinterpret_cast<const uint4*>(x + h * 128 + w * 16);
-            u32 p[4], q[4];
-            e2m1_to_fp16(p, w ? word[h][0].y : word[h][0].x, factor[h][0]);
-            e2m1_to_fp16(q, w ? word[h][1].y : word[h][1].x, factor[h][1]);
-            u32 a[4] = {p[0], q[0], p[1], q[1]}, c[4] = {p[2], q[2], p[3], q[3]};
-            if (w == 0) mma_fp16_fresh(part[h], a, b.x, b.y);
-            else mma_fp16(part[h], a, b.x, b.y);
-            mma_fp16(part[h], c, b.z, b.w);
-        }
-    float4 of = *reinterpret_cast<const float4*>(scales);
-    add_scaled(sum, part[0], make_float2(of.x, of.y)), add_scaled(sum, part[1], make_float2(of.z, of.w));
+    for (int w = 0; w < 4; w++) {
+        uint4 b = *reinterpret_cast<const uint4*>(x + w * 64);
+        u32 p[4], q[4];
+        e2m1_to_fp16(p, words[0][w], factor[0][w / 2]);
+        e2m1_to_fp16(q, words[1][w], factor[1][w / 2]);
+        u32 a[4] = {p[0], q[0], p[1], q[1]}, c[4] = {p[2], q[2], p[3], q[3]};
+        if (w == 0) mma_fp16_fresh(part, a, b.x, b.y);
+        else mma_fp16(part, a, b.x, b.y);
+        mma_fp16(part, c, b.z, b.w);
+    }
+    add_scaled(sum, part, *reinterpret_cast<const float2*>(scales));
 }
 
 // sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.
@@ -168,8 +166,8 @@ template <int F>
 __device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const Operand<F>& x, u32 at) {
     using L = Layout<F>;
     if constexpr (L::FIXED) return multiply_fixed<F>(sum, stage, x, at);
-    if constexpr (F == BF16) return multiply_bf16(sum, stage + x.codes, x.x + at);
+    if constexpr (F == BF16) return multiply_bf16(sum, stage, x.x + at);
     const float* scales = reinterpret_cast<const float*>(x.scales + at / (128 / max(L::X_SCALES, 1)));
-    if constexpr (F == FP8) multiply_fp8(sum, stage + x.codes, x.x + at, scales);
-    if constexpr (F == NVFP4) multiply_nvfp4(sum, stage + x.codes, stage + x.factor, x.x + at, scales);
+    if constexpr (F == FP8) multiply_fp8(sum, stage, x.x + at, scales);
+    if constexpr (F == NVFP4) multiply_nvfp4(sum, stage, stage + x.factor, x.x + at, scales);
 }

@@ -2,7 +2,7 @@
 //
 // A stage holds 16 weight rows x 8 units: 64 bytes of codes a row and unit, then high bits, then scales.
 // A warp of the team takes one unit of every stage.  Rows are padded so that neither the 512-byte writes
-// nor the 8-byte reads meet in a bank.
+// nor the reads of 8 bytes, for nvfp4 16, meet in a bank.
 //
 // The one thing a reader would get wrong: a unit is 64 bytes of a row whatever the format, so 32, 64 or 128
 // columns, and the units of a stage are neighbours in the row (good for DRAM), not a warp's own.
@@ -14,7 +14,6 @@
 #endif
 constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
-constexpr int CODE_ROW = SPANS * 64 + 32;
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
 
@@ -45,7 +44,14 @@ struct Call {
 };
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
+
+// Units begin .. begin + units - 1 of every row.
+struct Part {
+    int begin, units;
+};
+
 struct Control {
+    Part parts[MAX_PARTS];
     u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], named[TEAMS][MAX_STAGES];
     u64 begun[TEAMS][2], gathered[TEAMS][2];                 // tiles, and their sums, part by part, once read
     int under_way[TEAMS][2];                                 // the tiles begun; group.tiles or more: no more
@@ -55,16 +61,29 @@ struct Control {
     float squares[ROWS][WORKERS / 32];
 };
 
-// The two halves of a tile: matrix and first row of each.
+// The two halves of a tile: matrix and first row of each, counted in the slice, so perhaps before it.
 struct Place {
     int matrix[2], row[2];
 };
 
+// A tile's halves are 8 neighbouring rows each; of nvfp4 two neighbours and those 32, 64 and 96 behind them, in
+// blocks of 128 rows of the whole matrix, because its scales lie so: 16 bytes hold those of four such rows.
+template <int F>
+__device__ __forceinline__ int row_in_half(int n) {
+    return F == NVFP4 ? n / 2 * 32 + n % 2 : n;
+}
+
+template <int F>
+__device__ __forceinline__ int first_row(const Matrix& m, int half) {
+    return F == NVFP4 ? half / 16 * 128 + half % 16 * 2 - m.first % 128 : half * 8;
+}
+
+template <int F>
 __device__ __forceinline__ Place locate(const Call& call, const Group& group, int tile) {
-    if (call.ending == SWIGLU) return Place{{group.first, group.first + 1}, {tile * 8, tile * 8}};
     int m = group.first;
+    if (call.ending == SWIGLU) return Place{{m, m + 1}, {first_row<F>(call.matrices[m], tile), first_row<F>(call.matrices[m + 1], tile)}};
     for (; tile >= call.matrices[m].tiles; m++) tile -= call.matrices[m].tiles;
-    return Place{{m, m}, {tile * 16, tile * 16 + 8}};
+    return Place{{m, m}, {first_row<F>(call.matrices[m], tile * 2), first_row<F>(call.matrices[m], tile * 2 + 1)}};
 }
 
 template <int F>
@@ -72,26 +91,14 @@ struct Layout {
     static constexpr bool NIBBLES = F >= Q4, HALVES = F == FP8 || F == NVFP4;  // x is fp16
     static constexpr bool FIXED = F != BF16 && !HALVES;                        // x is 16-bit integers, two bytes each
     static constexpr int COLUMNS = F == BF16 ? 32 : NIBBLES ? 128 : 64;        // of one unit
+    static constexpr int CODE_ROW = SPANS * 64 + (F == NVFP4 ? 64 : 32);       // bytes of a row of codes
     static constexpr int HIGH_ROW = F == Q5 ? 144 : F == Q6 ? 272 : 0;         // bytes of a row of high bits
-    static constexpr int SCALE_ROW = F == NVFP4 ? 68 : F == BF16 || F == FP8 ? 0 : 36;
+    static constexpr int SCALE_ROW = F == NVFP4 ? 64 : F == BF16 || F == FP8 ? 0 : 36;
     static constexpr int HIGH = 16 * CODE_ROW, SCALES = HIGH + 16 * HIGH_ROW;  // where they begin
     static constexpr int STAGE = (SCALES + 16 * SCALE_ROW + 127) / 128 * 128;
-    static constexpr int X_SCALES = FIXED ? 64 : HALVES ? 32 : 0;              // bytes for 64 columns of all rows
-    static constexpr int X_PAD = F == BF16 ? 32 : F == FP8 ? 64 : F == NVFP4 ? 16 : 0;  // spreads rows over the banks
+    static constexpr int X_SCALES = FIXED ? 64 : F == FP8 ? 32 : F == NVFP4 ? 16 : 0;  // bytes for 64 columns of all rows
+    static constexpr int X_PAD = F == BF16 ? 32 : F == FP8 || F == NVFP4 ? 64 : 0;  // spreads rows over the banks
     __device__ static int x_stride(int columns) { return columns * 2 + X_PAD; }
-};
-
-// Units begin .. begin + units - 1 of every row.
-template <int F>
-struct Part {
-    int begin, units;
-    // Parts first .. last - 1 of the call's.
-    __device__ Part(const Call& call, int first, int last) {
-        int all = (call.columns + Layout<F>::COLUMNS - 1) / Layout<F>::COLUMNS;
-        begin = all * first / call.parts;
-        units = all * last / call.parts - begin;
-    }
-    __device__ int columns() const { return units * Layout<F>::COLUMNS; }
 };
 
 // Which parts a block takes, and how its teams share them.
@@ -99,11 +106,15 @@ struct Share {
     int first, last;   // parts
     int team, teams;   // of those that share a tile: this one, and how many
     __device__ Share(const Call& call, int number, int team)
-        : first(call.split > 1 ? number : 0), last(call.split > 1 ? number + 1 : call.parts), team(call.joint ? team : 0), teams(call.joint ? TEAMS : 1) {}
+        : first(call.split > 1 ? number : 0), last(call.split > 1 ? number + 1 : call.parts), team(call.joint ? team : 0), teams(1 + call.joint * (TEAMS - 1)) {}
     __device__ int steps(int units) const {
         return teams == 1 ? (units + SPANS - 1) / SPANS : (units + SPANS * TEAMS - 1) / (SPANS * TEAMS);
     }
     __device__ int unit(int step) const { return (step * teams + team) * SPANS; }  // the first of a stage
+    // All of the block's parts as one.
+    __device__ Part all(const Part* parts) const {
+        return {parts[first].begin, parts[last - 1].begin + parts[last - 1].units - parts[first].begin};
+    }
 };
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
@@ -118,22 +129,27 @@ struct Producer {
     static constexpr int HIGH_UNIT = F == Q5 ? 16 : 32;  // bytes of high bits of a row and unit
     const Call& call;
     int begin, units, hop;                     // the part; units from one stage to the next
-    const u8 *codes[4], *high[4], *scales[4];  // of this lane's rows, at the next stage
+    const u8 *codes[4], *high[4], *scales[4];  // of this lane's rows, at the next stage; of nvfp4 one piece of scales
 
     __device__ explicit Producer(const Call& c) : call(c), begin(0), units(0), hop(0) {}
 
-    __device__ __forceinline__ void aim(const Group& group, int tile, Part<F> part, Share share) {
+    __device__ __forceinline__ void aim(const Group& group, int tile, Part part, Share share) {
         begin = part.begin, units = part.units, hop = SPANS * share.teams;
         int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, K = call.columns, at = begin + share.unit(0);
-        Place place = locate(call, group, tile);
+        Place place = locate<F>(call, group, tile);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const Matrix& m = call.matrices[place.matrix[i / 2]];
-            long n = min(place.row[i / 2] + r + i % 2 * 4, m.rows - 1);
+            long n = max(0, min(place.row[i / 2] + row_in_half<F>(r + i % 2 * 4), m.rows - 1));
             codes[i] = m.codes + n * row_bytes<F>(K) + at * 64 + c * 16;
             if constexpr (L::HIGH_ROW > 0) high[i] = m.high + n * (padded(K) / 128 * HIGH_UNIT) + at * HIGH_UNIT + c * 16;
-            if constexpr (F == NVFP4) scales[i] = m.scales + nvfp4_scale(m.first + n, 0, K) + (at * 2 + c) * 512L;
-            else if constexpr (L::SCALE_ROW > 0) scales[i] = m.scales + n * (padded(K) / (F == Q8 ? 16 : 32)) + (at + c) * 4;
+            if constexpr (L::SCALE_ROW > 0 && F != NVFP4) scales[i] = m.scales + n * (padded(K) / (F == Q8 ? 16 : 32)) + (at + c) * 4;
+        }
+        if constexpr (F == NVFP4) {  // 16 bytes of two rows of either half and those behind them, for 64 columns
+            bool half = threadIdx.x & 2;
+            const Matrix& m = call.matrices[half ? place.matrix[1] : place.matrix[0]];
+            int row = (half ? place.row[1] : place.row[0]) + threadIdx.x % 2;
+            scales[0] = m.scales + nvfp4_scale(m.first + row, 0, K) + (at * 2 + threadIdx.x % 32 / 4) * 512L;
         }
     }
 
@@ -146,20 +162,21 @@ struct Producer {
         for (int i = 0; i < 4; i++) {
             codes[i] += hop * 64;
             if constexpr (L::HIGH_ROW > 0) high[i] += hop * HIGH_UNIT;
-            if constexpr (L::SCALE_ROW > 0) scales[i] += hop * (F == NVFP4 ? 1024 : 4);
+            if constexpr (L::SCALE_ROW > 0 && F != NVFP4) scales[i] += hop * 4;
         }
+        if constexpr (F == NVFP4) scales[0] += hop * 1024;
     }
 
     template <bool WHOLE>
     __device__ __forceinline__ void copy(u8* stage, int first) const {
         int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, left = units - first;  // units still to come
         int bytes = row_bytes<F>(call.columns) - (begin + first) * 64;
-        u8* to = stage + r * CODE_ROW + c * 16;
+        u8* to = stage + r * L::CODE_ROW + c * 16;
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                copy16_stream(to + i * 4 * CODE_ROW + j * 128, codes[i] + j * 128,
+                copy16_stream(to + i * 4 * L::CODE_ROW + j * 128, codes[i] + j * 128,
                               WHOLE || c * 16 + j * 128 < min(left * 64, bytes));
         if constexpr (L::HIGH_ROW > 0)
 #pragma unroll
@@ -168,12 +185,15 @@ struct Producer {
                 for (int j = 0; j < HIGH_UNIT / 16; j++)
                     copy16_stream(stage + L::HIGH + (r + i * 4) * L::HIGH_ROW + c * 16 + j * 128, high[i] + j * 128,
                                   WHOLE || c * 16 + j * 128 < left * HIGH_UNIT);
-        if constexpr (L::SCALE_ROW > 0)
+        if constexpr (F == NVFP4) {
+            int lane = threadIdx.x % 32, columns = lane / 4;  // 64 at a time
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                copy16_stream(stage + L::SCALES + lane * 16 + j * 512, scales[0] + j * 4096, WHOLE || (columns + j * 8 < left * 2 && (columns + j * 8) * 32 < bytes));
+        } else if constexpr (L::SCALE_ROW > 0) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < (F == NVFP4 ? 2 : 1); j++)
-                    copy4_async(stage + L::SCALES + (r + i * 4) * L::SCALE_ROW + c * 4 + j * 32, scales[i] + j * 8 * 512,
-                                WHOLE || (F == NVFP4 ? c + j * 8 < left * 2 && (c + j * 8) * 32 < bytes : c < left));
+                copy4_async(stage + L::SCALES + (r + i * 4) * L::SCALE_ROW + c * 4, scales[i], WHOLE || c < left);
+        }
     }
 };

@@ -1,5 +1,5 @@
 // x of the linear kernel on its way to shared memory: normed if asked, in the order in which codes come out,
-// and in the numbers that the codes multiply.  Every 64 columns of a row have a power of two of their own:
+// and in the numbers that the codes multiply.  Every 64 columns of a row (128 for nvfp4) have a power of two of their own:
 // as fixed point of 15 bits they err by less than 2^-14 of their largest, where bf16 itself has 2^-9 of each.
 //
 // The one thing a reader would get wrong: rows lie one after the other with a pad that keeps eight rows out
@@ -40,7 +40,8 @@ __device__ __forceinline__ uint4 normed(const float* x, const bf16* norm, float&
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The exponent, as bf16 has it, of the largest of 64 columns, 16 of which each of four lanes holds.
+// The exponent, as bf16 has it, of the largest of 64 columns, or for nvfp4 of 128; a lane holds 16 of them.
+template <int F>
 __device__ __forceinline__ u32 top_exponent(const u32 (&words)[8]) {
     constexpr u32 MAGNITUDE = 0x7fff7fffu, LEAST = 24;  // leaves room for every power of two made of it
     u32 top = words[0] & MAGNITUDE;
@@ -48,6 +49,7 @@ __device__ __forceinline__ u32 top_exponent(const u32 (&words)[8]) {
     for (int i = 1; i < 8; i++) top = __vmaxu2(top, words[i] & MAGNITUDE);
     top = __vmaxu2(top, __shfl_xor_sync(~0u, top, 1));
     top = __vmaxu2(top, __shfl_xor_sync(~0u, top, 2));
+    if constexpr (F == NVFP4) top = __vmaxu2(top, __shfl_xor_sync(~0u, top, 4));
     return max(max(top >> 16, top & 0xffff) >> 7, LEAST);
 }
 
@@ -87,10 +89,11 @@ __device__ __forceinline__ void keep_fixed(const u32 (&words)[8], float scale, u
     }
 }
 
-// Sixteen numbers in fp16, the largest of 64 below 2^15.
+// Sixteen numbers in fp16, the ``n``th of a row, the largest of all under their power of two below 2^15.  For
+// nvfp4 eight are a piece, and the same piece of four lanes' 32 columns lie side by side.
 template <int F>
-__device__ __forceinline__ void keep_halves(const u32 (&words)[8], float scale, uint4* to) {
-    u32 out[8];
+__device__ __forceinline__ void keep_halves(const u32 (&words)[8], float scale, u8* row, u32 n) {
+    u32 out[8], place = F == NVFP4 ? n / 8 * 16 + n % 2 * 8 + n / 2 % 4 : n * 2;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         __half2 pair = __floats2half2_rn(as_float(words[i] << 16) * scale, as_float(words[i] & 0xffff0000u) * scale);
@@ -99,7 +102,7 @@ __device__ __forceinline__ void keep_halves(const u32 (&words)[8], float scale, 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint4 v = make_uint4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
-        to[i] = F == NVFP4 ? in_code_order<F>(v) : v;
+        reinterpret_cast<uint4*>(row)[place + i * (F == NVFP4 ? 4 : 1)] = F == NVFP4 ? in_code_order<F>(v) : v;
     }
 }
 
@@ -131,12 +134,13 @@ __device__ __forceinline__ void await_copies(int more) {
     __syncwarp();
 }
 
-// Where the scale of 64 columns of a row lies: beside that of the other 64 of a unit, for one load of both.
+// Where the scale of 64 columns of a row lies: in fixed point beside that of the other 64 of a unit, for one load
+// of both; those of nvfp4 share one.
 template <int F>
 __device__ __forceinline__ u32 slot_of(u32 group, u32 row) {
-    if constexpr (!Layout<F>::NIBBLES) return group * ROWS + row;
-    if constexpr (Layout<F>::FIXED) return (group / 2 * ROWS + row) * 2 + group % 2;
-    return group / 2 * ROWS * 2 + row / 2 * 4 + group % 2 * 2 + row % 2;
+    if constexpr (F == NVFP4) return group / 2 * ROWS + row;
+    if constexpr (Layout<F>::NIBBLES) return (group / 2 * ROWS + row) * 2 + group % 2;
+    return group * ROWS + row;
 }
 
 // Make the numbers that codes multiply of bf16 rows, in place, and leave what undoes the scale of 64 columns:
@@ -155,7 +159,7 @@ __device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stri
         const uint4* own = reinterpret_cast<const uint4*>(place) + quarter * 2;
         uint4 v[2] = {};
         if (inside) v[0] = own[0], v[1] = own[1];
-        u32 words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w}, top = top_exponent(words);
+        u32 words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w}, top = top_exponent<F>(words);
         if (!inside) continue;
         if constexpr (Layout<F>::FIXED) {
             keep_fixed<F>(words, power_of_two(267 - top), place, quarter);
@@ -163,8 +167,8 @@ __device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stri
             float clear = top == 255 ? as_float(~0u) : factor * -(UPPER_BASE + LOWER_BASE);
             if (quarter == 0) reinterpret_cast<float2*>(scales)[slot] = make_float2(factor, clear);
         } else {
-            keep_halves<F>(words, power_of_two(268 - top), reinterpret_cast<uint4*>(place) + quarter * 2);
-            if (quarter == 0) scales[slot] = power_of_two(top - (F == NVFP4 ? 15 : 14));
+            keep_halves<F>(words, power_of_two(268 - top), x + at.row * stride, group * 4 + quarter);
+            if (quarter == 0) scales[slot] = power_of_two(top - (F == NVFP4 ? 8 : 14));
         }
     }
 }

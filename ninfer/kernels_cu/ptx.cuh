@@ -273,6 +273,13 @@ __device__ __forceinline__ void e4m3_to_fp16(u32& first, u32& second, u32 bytes)
 #endif
 }
 
+// The lower half of a word twice, and the upper half twice; products of pairs take either without an instruction.
+__device__ __forceinline__ void each_half_twice(u32& lower, u32& upper, u32 pair) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\nmov.b32 %0, {l, l};\nmov.b32 %1, {h, h};\n}\n"
+        : "=r"(lower), "=r"(upper)
+        : "r"(pair));
+}
+
 // Four bytes out of the eight of a and b; a nibble of the selector is a byte's number, its top bit the wish for
 // eight copies of that byte's sign.
 __device__ __forceinline__ u32 pick_bytes(u32 a, u32 b, u32 selector) {

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from ninfer.artifact.formats import NVFP4
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
 from ninfer.ops.stored import CODES, StoredMatrix
@@ -61,7 +62,7 @@ LAYOUTS = {
     3: Layout(128, 9344, 0, 1.5, 64),
     4: Layout(128, 11648, 0, 1.6, 64),
     5: Layout(128, 13696, 0, 1.4, 64),
-    6: Layout(128, 9856, 16, 1.7, 32),
+    6: Layout(128, 10240, 64, 1.7, 16),
 }
 # Kernels by the formats that they have code for; the first that has all of a launch's.
 KERNELS = {
@@ -188,9 +189,20 @@ def rows_that_fit(columns: int, forms: tuple[int, ...], limit: int, teams: int) 
     return next((rows for rows in range(MAX_ROWS, 0, -1) if fit(rows, columns, forms, limit, teams)), 0)
 
 
-def tiles_of(rows: int, ending: Ending) -> int:
-    """Tiles of 16 weight rows; a SwiGLU tile is 8 rows of each matrix."""
-    return -(-rows // (8 if ending is Ending.SWIGLU else 16))
+def _offset(matrix: StoredMatrix) -> int:
+    """How many rows of the first block that the tiles divide come before the matrix."""
+    return matrix.first % 128 if matrix.format == NVFP4 else 0
+
+
+def tiles_of(matrix: StoredMatrix, ending: Ending) -> int:
+    """Tiles of 16 weight rows; a SwiGLU tile is 8 rows of each matrix.
+
+    Those of nvfp4 divide blocks of 128 rows of the whole matrix, whose scales lie together.
+    """
+    rows = 8 if ending is Ending.SWIGLU else 16
+    if matrix.format != NVFP4:
+        return -(-matrix.rows // rows)
+    return -(-(_offset(matrix) + matrix.rows) // 128) * (128 // rows)
 
 
 def group_by_format(matrices: Sequence[StoredMatrix], ending: Ending) -> list[Group]:
@@ -200,7 +212,7 @@ def group_by_format(matrices: Sequence[StoredMatrix], ending: Ending) -> list[Gr
         found.setdefault(CODES[matrix.format], []).append(index)
     counted = matrices[:1] if ending is Ending.SWIGLU else matrices
     return [
-        Group(form, tuple(at), sum(tiles_of(matrices[i].rows, ending) for i in at if i < len(counted)))
+        Group(form, tuple(at), sum(tiles_of(matrices[i], ending) for i in at if i < len(counted)))
         for form, at in found.items()
     ]
 
@@ -297,7 +309,7 @@ class Linear:
             raise ValueError(f"linear: {rows.x.shape} wants {kind} outputs {shapes}")
         if any(matrix.columns != columns or not matrix.aligned for matrix in matrices) or rows.x.ptr % 16:
             raise ValueError(f"linear: matrices do not have {columns} aligned columns")
-        if ending is Ending.SWIGLU and len({(m.rows, m.format) for m in matrices}) != 1:
+        if ending is Ending.SWIGLU and len({(m.rows, m.format, _offset(m)) for m in matrices}) != 1:
             raise ValueError("linear: gate and up differ in rows or format")
         if ending is Ending.ADD_RESIDUAL and (
             residual is None or residual.shape != shapes[0] or len(outs) > 1
@@ -399,7 +411,7 @@ def _pack_matrices(
     packed += bytes(_GROUP.size * (MAX_GROUPS - len(groups)))
     for index in order:
         m, out = matrices[index], outs[min(index, len(outs) - 1)]
-        tiles = tiles_of(m.rows, ending)
+        tiles = tiles_of(m, ending)
         packed += _MATRIX.pack(
             m.codes, m.high, m.scales, m.divisor, out.ptr, m.rows, m.first, out.shape[1], tiles
         )

@@ -173,5 +173,8 @@ inline void e4m3_to_fp16(u32& first, u32& second, u32 bytes) {
     };
     first = pair(bytes & 0xffff), second = pair(bytes >> 16);
 }
+inline void each_half_twice(u32& lower, u32& upper, u32 pair) {
+    lower = (pair & 0xffff) * 0x10001u, upper = (pair >> 16) * 0x10001u;
+}
 inline u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 inline u32 blend(u32 a, u32 b, u32 mask) { return (a & mask) | (b & ~mask); }

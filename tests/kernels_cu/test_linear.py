@@ -134,6 +134,37 @@ def test_slices_of_rows_read_their_own_rows(form):
     close(out, x.astype(np.float32) @ values[101:178].T)
 
 
+def test_slices_of_nvfp4_need_not_begin_where_its_blocks_of_rows_do():
+    rng = np.random.default_rng(15)
+    made = [weight(rng, "nvfp4", 384, 320) for _ in range(2)]
+    spans = (130, 370), (3, 130)
+    x, residual = rows_of(rng, 2, 320), rng.standard_normal((2, 240)).astype(np.float32)
+    outs = [np.full((2, end - begin), np.nan, np.float32) for begin, end in spans]
+    cut = [matrix.take(*span) for (matrix, _), span in zip(made, spans, strict=True)]
+    linear()(Rows(on_device(x)), cut, [on_device(out) for out in outs], Ending.STORE_F32)
+    for out, (_, values), (begin, end) in zip(outs, made, spans, strict=True):
+        close(out, x.astype(np.float32) @ values[begin:end].T)
+    added = np.full((2, 240), np.nan, np.float32)
+    linear()(
+        Rows(on_device(x)), cut[:1], [on_device(added)], Ending.ADD_RESIDUAL, on_device(aligned(residual))
+    )
+    assert (added == outs[0] + residual).all()
+
+
+def test_swiglu_pairs_slices_of_nvfp4():
+    rng = np.random.default_rng(16)
+    (gate, gate_values), (up, up_values) = (weight(rng, "nvfp4", 256, 192) for _ in range(2))
+    x, out = rows_of(rng, 3, 192), np.full((3, 101), np.nan, BF16)
+    pair = [gate.take(21, 122), up.take(149, 250)]
+    linear()(Rows(on_device(x)), pair, [on_device(out)], Ending.SWIGLU)
+    a, b = x.astype(np.float32) @ gate_values[21:122].T, x.astype(np.float32) @ up_values[149:250].T
+    close(out.astype(np.float32), a / (1 + np.exp(-a)) * b)
+    with pytest.raises(ValueError, match="gate and up differ"):
+        linear()(
+            Rows(on_device(x)), [gate.take(21, 122), up.take(22, 123)], [on_device(out)], Ending.SWIGLU
+        )
+
+
 def run_normed(x, norm, matrix, order=0, blocks=3):
     out = np.full((len(x), matrix.rows), np.nan, np.float32)
     rows = Rows(on_device(np.ascontiguousarray(x)), on_device(norm), 1e-6)
