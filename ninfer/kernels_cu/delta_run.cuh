@@ -72,25 +72,35 @@ __device__ __forceinline__ void as_left(u32 (&a)[4], const float (&x)[4], const 
     a[0] = pack2(x[0], x[1]), a[1] = pack2(x[2], x[3]), a[2] = pack2(y[0], y[1]), a[3] = pack2(y[2], y[3]);
 }
 
-// x = (V - exp(G) K S)^T of tokens 16 i .. + 15 as an A fragment, from (K S)^T of both groups of eight.
-__device__ __forceinline__ void differ(u32 (&x)[4], float (&first)[4], float (&last)[4], const Stage& now, const bf16* values, int i) {
+// V of tokens 16 i .. + 15, transposed, and their exp(G).
+struct Values {
     u32 v[4];  // (tokens, values): (first, first), (last, first), (first, last), (last, last) eight of each
-    ldmatrix4_transposed(v, values + i * 16 * HALF);
-    float2 a = pair_of(now.into, i * 2), b = pair_of(now.into, i * 2 + 1);
+    float2 first, last;
+
+    template <class Tile>
+    __device__ __forceinline__ void load(const Tile& now, const bf16* values, int i) {
+        ldmatrix4_transposed(v, values + i * 16 * HALF);
+        first = pair_of(now.into, i * 2), last = pair_of(now.into, i * 2 + 1);
+    }
+};
+
+// x = (V - exp(G) K S)^T of those tokens as an A fragment, from (K S)^T of both groups of eight.
+__device__ __forceinline__ void differ(u32 (&x)[4], float (&first)[4], float (&last)[4], Values of) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float2 c = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&v[half * 2]));
-        float2 d = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&v[half * 2 + 1]));
-        first[half * 2] = fmaf(-a.x, first[half * 2], c.x);
-        first[half * 2 + 1] = fmaf(-a.y, first[half * 2 + 1], c.y);
-        last[half * 2] = fmaf(-b.x, last[half * 2], d.x);
-        last[half * 2 + 1] = fmaf(-b.y, last[half * 2 + 1], d.y);
+        float2 c = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&of.v[half * 2]));
+        float2 d = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&of.v[half * 2 + 1]));
+        first[half * 2] = fmaf(-of.first.x, first[half * 2], c.x);
+        first[half * 2 + 1] = fmaf(-of.first.y, first[half * 2 + 1], c.y);
+        last[half * 2] = fmaf(-of.last.x, last[half * 2], d.x);
+        last[half * 2 + 1] = fmaf(-of.last.y, last[half * 2 + 1], d.y);
     }
     as_left(x, first, last);
 }
 
 // o = exp(G) (Q S)^T for the same tokens.
-__device__ __forceinline__ void enter(float (&first)[4], float (&last)[4], const Stage& now, int i) {
+template <class Tile>
+__device__ __forceinline__ void enter(float (&first)[4], float (&last)[4], const Tile& now, int i) {
     float2 a = pair_of(now.into, i * 2), b = pair_of(now.into, i * 2 + 1);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -99,25 +109,27 @@ __device__ __forceinline__ void enter(float (&first)[4], float (&last)[4], const
     }
 }
 
-// sum += (lower x)^T for the two groups of eight rows of row i of squares; x holds columns of squares 0 .. i.
+// sum += (square x)^T for the two groups of eight rows of square (i, j); x holds column j of squares.
+__device__ __forceinline__ void apply_square(float (&first)[4], float (&last)[4], const u32 (&x)[4], const bf16* lower, int i, int j) {
+    uint4 b = *reinterpret_cast<const uint4*>(lower + square(i, j));
+    mma_bf16(first, x, b.x, b.y);
+    mma_bf16(last, x, b.z, b.w);
+}
+
+// The same for row i of squares; x holds columns of squares 0 .. i.
 __device__ __forceinline__ void apply(float (&first)[4], float (&last)[4], const u32 (&x)[4][4], const bf16* lower, int i) {
 #pragma unroll
-    for (int j = 0; j <= i; j++) {
-        uint4 b = *reinterpret_cast<const uint4*>(lower + square(i, j));
-        mma_bf16(first, x[j], b.x, b.y);
-        mma_bf16(last, x[j], b.z, b.w);
-    }
+    for (int j = 0; j <= i; j++) apply_square(first, last, x[j], lower, i, j);
 }
 
 // V' of row i of squares, plain and times exp(G_63 - G), as A fragments.
-__device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], const u32 (&x)[4][4], const Stage& now, int i) {
-    float first[4] = {}, last[4] = {};
-    apply(first, last, x, now.lower, i);
-    as_left(fresh[i], first, last);
+template <class Tile>
+__device__ __forceinline__ void fade(u32 (&fresh)[4], u32 (&faded)[4], const float (&first)[4], const float (&last)[4], const Tile& now, int i) {
+    as_left(fresh, first, last);
     float2 a = pair_of(now.out_of, i * 2), b = pair_of(now.out_of, i * 2 + 1);
     float c[4] = {first[0] * a.x, first[1] * a.y, first[2] * a.x, first[3] * a.y};
     float d[4] = {last[0] * b.x, last[1] * b.y, last[2] * b.x, last[3] * b.y};
-    as_left(faded[i], c, d);
+    as_left(faded, c, d);
 }
 
 // Eight tokens of o^T to the row of this lane's, if it is one.

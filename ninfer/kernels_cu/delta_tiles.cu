@@ -25,6 +25,13 @@ __device__ __forceinline__ void ask(float (&held)[4][4], float (&o)[4][4], const
         }
 }
 
+// V' of row i of squares, as A fragments.
+__device__ __forceinline__ void renew(u32 (&fresh)[4][4], u32 (&faded)[4][4], const u32 (&x)[4][4], const Stage& now, int i) {
+    float first[4] = {}, last[4] = {};
+    apply(first, last, x, now.lower, i);
+    fade(fresh[i], faded[i], first, last, now, i);
+}
+
 // S <- exp(G_63) S + K^T (exp(G_63 - G) V').
 __device__ __forceinline__ void absorb_tile(float (&s)[KEYS][4], const u32 (&faded)[4][4], const Stage& now, const Lanes& lanes) {
     float fade = now.into[TILE - 1];
@@ -56,7 +63,9 @@ __device__ __forceinline__ void walk_tile(u32* out, int stride, float (&s)[KEYS]
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             int i = part * 2 + n / 2;
-            differ(x[i], held[n], held[n + 1], now, values, i);
+            Values of;
+            of.load(now, values, i);
+            differ(x[i], held[n], held[n + 1], of);
             enter(o[n], o[n + 1], now, i);
             renew(fresh, faded, x, now, i);
             apply(o[n], o[n + 1], fresh, now.lower + LOWER, i);

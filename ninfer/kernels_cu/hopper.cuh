@@ -55,6 +55,19 @@ __device__ __forceinline__ void registers_claim() {
 // Shared memory that copies of threads filled may be read by products that follow.
 __device__ __forceinline__ void copies_to_products() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
+// Arrive at a barrier (of ptx.cuh), whose phase lasts until `bytes` of bulk copies have come as well.
+__device__ __forceinline__ void phase_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+// Copy a run of memory (multiples of 16 bytes) behind the thread's back, for products and threads alike; the barrier
+// hears of it.  One thread calls it.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
 #define FOUR(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define THIRTY_TWO(d, n) \
     FOUR(d, n), FOUR(d, n + 1), FOUR(d, n + 2), FOUR(d, n + 3), FOUR(d, n + 4), FOUR(d, n + 5), FOUR(d, n + 6), FOUR(d, n + 7)

@@ -32,6 +32,7 @@ LANES_BYTES = HELD_BYTES + (7 << 10)  # with its workspace
 SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
 STAGE_BYTES = 51 << 10  # Stage of delta_run.cuh
+HOPPER_THREADS, HOPPER_BYTES = 384, 215_216  # of tiles_run in delta_hopper.cu; Tiles
 
 
 @attrs.frozen(eq=False)
@@ -130,12 +131,12 @@ class Delta:
             *(step.offsets.rows(1, 2), step.frontiers),
         )
 
-    def _walker(self) -> tuple[Kernel, int]:
-        """What walks the tiles of a prompt here: kernel, stages."""
+    def _walker(self) -> tuple[Kernel, int, int]:
+        """What walks the tiles of a prompt here: kernel, threads, shared bytes."""
+        if self.hopper and self.shared_limit >= HOPPER_BYTES and self.library.supports("delta_hopper.cu"):
+            return self.library.get("delta_hopper.cu", "tiles_run"), HOPPER_THREADS, HOPPER_BYTES
         stages = min(MOST_STAGES, max(1, self.shared_limit // STAGE_BYTES))
-        if self.hopper and stages == MOST_STAGES and self.library.supports("delta_hopper.cu"):
-            return self.library.get("delta_hopper.cu", "tiles_run"), stages
-        return self.library.get("delta_tiles.cu", "tiles_run", STAGES=stages), stages
+        return self.library.get("delta_tiles.cu", "tiles_run", STAGES=stages), 128, stages * STAGE_BYTES
 
     def _tiles(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Run the delta rule tile by tile.  -> o (T, value_width) bf16."""
@@ -154,13 +155,13 @@ class Delta:
             shared=SOLVE_BYTES,
         )
         out = take((count, shape.value_width), "bf16")
-        walk, stages = self._walker()
+        walk, threads, shared = self._walker()
         walk.launch(
             (2, values),
-            128,
+            threads,
             *(out, prepared + struct.pack("iiii", keys, values, tiles, 0)),
             *(image, step.slots, step.frontiers, count),
-            shared=stages * STAGE_BYTES,
+            shared=shared,
         )
         return out
 

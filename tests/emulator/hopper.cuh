@@ -83,6 +83,29 @@ template <int N> inline void registers_release() {}
 template <int N> inline void registers_claim() {}
 inline void copies_to_products() {}
 
+// Bulk copies land when somebody waits for their barrier, and only once all that were expected have been started.
+namespace emu {
+struct Bulk { int expected = 0; std::vector<Copy> copies; };
+inline std::map<void*, Bulk> bulks;
+}  // namespace emu
+inline void phase_expect(u64* barrier, u32 bytes) { emu::bulks[barrier].expected = bytes; }
+inline void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
+    if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
+    emu::bulks[barrier].copies.push_back({to, from, (int)bytes, (int)bytes});
+}
+namespace emu {
+inline void land_bulk(u64* barrier) {
+    auto& bulk = bulks[barrier];
+    int started = 0;
+    for (auto& copy : bulk.copies) started += copy.bytes;
+    if (!started || started != bulk.expected) return;
+    land(bulk.copies);
+    bulk = {};
+    phase_step((Phase*)barrier);
+}
+inline bool waits_for_bulk = (before_waiting = land_bulk, true);
+}  // namespace emu
+
 template <int N>
 inline void product_of_tiles(float (&d)[N][4], u64 a, u64 b, int add) {
     int row = emu::self->linear / 32 % 4 * 16 + emu::lane() / 4, t = emu::lane() % 4;

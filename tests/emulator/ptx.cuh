@@ -108,6 +108,7 @@ inline void team_step(int id, int threads) {
 }
 struct Phase { uint16_t count, pending; uint32_t turn; };
 static_assert(sizeof(Phase) == 8);
+inline void (*before_waiting)(unsigned long long*) = nullptr;  // lands what a barrier was told of
 inline void phase_step(Phase* p) { if (--p->pending == 0) { p->pending = p->count; p->turn++; } }
 }  // namespace emu
 
@@ -129,7 +130,10 @@ inline void phase_arrive_after_copies(unsigned long long* b) {
     emu::phase_step((emu::Phase*)b);
 }
 inline void phase_wait(unsigned long long* b, u32 parity) {
-    while ((((emu::Phase*)b)->turn & 1) == parity) emu::yield();
+    while ((((emu::Phase*)b)->turn & 1) == parity) {
+        if (emu::before_waiting) emu::before_waiting(b);
+        if ((((emu::Phase*)b)->turn & 1) == parity) emu::yield();
+    }
 }
 inline u32 count_release(u32* counter) { return (*counter)++; }
 inline u32 count_relaxed(u32* counter) { return (*counter)++; }
