@@ -28,18 +28,20 @@ KIND_BYTES = {
 
 @attrs.frozen(eq=False)
 class DeviceArray:
-    """A dense row-major array on the device.
+    """A row-major array on the device, dense unless ``pitch`` says otherwise.
 
     ptr     device address in bytes
     shape   logical elements
     kind    a key of ``KIND_BYTES``
     owner   kept alive as long as any view of the memory is
+    pitch   elements from row to row of two axes, where others lie between; 0: none do
     """
 
     ptr: int
     shape: tuple[int, ...]
     kind: str
     owner: Any = attrs.field(default=None, repr=False)
+    pitch: int = 0
 
     @property
     def size(self) -> int:
@@ -51,9 +53,22 @@ class DeviceArray:
         """How many bytes they take."""
         return self.size * KIND_BYTES[self.kind]
 
+    @property
+    def stride(self) -> int:
+        """Elements from one row to the next."""
+        return self.pitch or self.shape[-1]
+
+    def columns(self, begin: int, end: int) -> DeviceArray:
+        """View columns ``begin`` .. ``end`` - 1 of every row of a dense array of two axes."""
+        rows, width = self.shape
+        if self.pitch or not 0 <= begin <= end <= width:
+            raise ValueError(f"columns {begin}..{end} of {self.shape}")
+        at = self.ptr + begin * KIND_BYTES[self.kind]
+        return DeviceArray(at, (rows, end - begin), self.kind, self.owner, width)
+
     def reshape(self, *shape: int) -> DeviceArray:
         """View the same elements in another shape; raises ValueError unless the sizes agree."""
-        if math.prod(shape) != self.size:
+        if math.prod(shape) != self.size or self.pitch:
             raise ValueError(f"{self.shape} does not reshape to {shape}")
         return DeviceArray(self.ptr, shape, self.kind, self.owner)
 
@@ -61,11 +76,12 @@ class DeviceArray:
         """View rows ``begin`` .. ``end`` - 1 of the first axis."""
         if not 0 <= begin <= end <= self.shape[0]:
             raise ValueError(f"rows {begin}..{end} of {self.shape}")
-        step = math.prod(self.shape[1:]) * KIND_BYTES[self.kind]
-        return DeviceArray(self.ptr + begin * step, (end - begin, *self.shape[1:]), self.kind, self.owner)
+        step = (self.pitch or math.prod(self.shape[1:])) * KIND_BYTES[self.kind]
+        shape = (end - begin, *self.shape[1:])
+        return DeviceArray(self.ptr + begin * step, shape, self.kind, self.owner, self.pitch)
 
     def view(self, kind: str) -> DeviceArray:
         """See the same bytes as another kind of the same width."""
         if KIND_BYTES[kind] != KIND_BYTES[self.kind]:
             raise ValueError(f"{self.kind} is not as wide as {kind}")
-        return DeviceArray(self.ptr, self.shape, kind, self.owner)
+        return DeviceArray(self.ptr, self.shape, kind, self.owner, self.pitch)

@@ -117,16 +117,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) tiles_run(bf16* out, Run r
 
 constexpr int AT_ONCE = 4;  // heads that half a warp of delta_norm has in hand
 
-// out = w-RMSNorm of each head of o, times SiLU(z); `heads` in all.  Half a warp a head; 256 threads.
-extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const bf16* o, const bf16* z, const bf16* norm,
-                                                            int heads, float eps) {
+// out = w-RMSNorm of each head of o, times SiLU(z); `all` heads, `heads` a row; rows of z are `stride` elements apart.
+// Half a warp a head; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const bf16* o, const bf16* z, int stride,
+                                                            const bf16* norm, int heads, int all, float eps) {
     int lane = threadIdx.x % 16, index = blockIdx.x * (16 * AT_ONCE) + threadIdx.x / 16;
     uint4 raw[AT_ONCE], gate[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {  // all loads first
-        long long at = (static_cast<long long>(min(index + i * 16, heads - 1)) * HEAD) + lane * 8;
-        raw[i] = load_once(o + at);
-        gate[i] = load_once(z + at);
+        int head = min(index + i * 16, all - 1), row = head / heads;
+        raw[i] = load_once(o + static_cast<long long>(head) * HEAD + lane * 8);
+        gate[i] = load_once(z + static_cast<long long>(row) * stride + (head - row * heads) * HEAD + lane * 8);
     }
     float w[8];
     wide8(w, *reinterpret_cast<const uint4*>(norm + lane * 8));
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_norm(bf16* out, const bf
         for (int j = 0; j < 8; j++) x[j] = x[j] * f * w[j] * quick_silu(y[j]);
 #pragma unroll
         for (int j = 0; j < 4; j++) words[j] = pack2(x[2 * j], x[2 * j + 1]);
-        if (index + i * 16 < heads)
+        if (index + i * 16 < all)
             *reinterpret_cast<uint4*>(out + static_cast<long long>(index + i * 16) * HEAD + lane * 8) =
                 make_uint4(words[0], words[1], words[2], words[3]);
     }

@@ -2,7 +2,7 @@
 //
 // rope_table finds cosines and sines once a pass (in double: a position times a frequency loses too
 // much in float32); rope_append norms and rotates every query and key head, a warp a head, and stores keys
-// and values in the cache's format.  kv_widen turns a prompt's pages into bf16 pages, which is what
+// and values in the cache's format; rope_prompt does the same for many rows.  kv_widen turns a prompt's pages into bf16 pages, which is what
 // attend_prefill reads.
 //
 // A spill is allowed: the frame of a division's slow path.
@@ -66,6 +66,55 @@ extern "C" __global__ void __launch_bounds__(128) rope_append(bf16* q_out, const
             widen_row(x, other);
             store_row<Formats::VALUE>(page_values(pool, page, layer, head), token % PAGE_TOKENS, lane, x);
         }
+    }
+}
+
+constexpr int AT_ONCE = 4;  // heads that a warp of rope_prompt has in hand
+
+// rope_append for rows enough to fill the card: AT_ONCE heads of a row a warp, all loads first.  Rows of q are
+// `query_stride` elements apart, those of k and v `key_stride`; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) rope_prompt(bf16* q_out, const bf16* q, const bf16* k, const bf16* v,
+                                                             int query_stride, int key_stride, const bf16* q_norm,
+                                                             const bf16* k_norm, const float* table, int pairs, Pool pool,
+                                                             long long layer, Sequences of, int rows, int heads, float eps) {
+    int index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int total = heads + pool.kv_heads, groups = (total + AT_ONCE - 1) / AT_ONCE;
+    int row = index / groups, first = index % groups * AT_ONCE;
+    if (row >= rows) return;
+    const bf16 *queries = q + static_cast<long long>(row) * query_stride, *keys = k + static_cast<long long>(row) * key_stride;
+    const bf16* values = v + static_cast<long long>(row) * key_stride;
+    uint4 raw[AT_ONCE], beside[AT_ONCE] = {};
+    float4 turns[4] = {};
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int head = min(first + i, total - 1);
+        raw[i] = raw_row(head < heads ? queries + head * ROW : keys + (head - heads) * ROW, lane);
+        if (head >= heads) beside[i] = raw_row(values + (head - heads) * ROW, lane);
+    }
+    load_turns(turns, table + static_cast<long long>(row) * pairs * 2, pairs, lane);
+    int token = 0, page = 0;
+    if (first + AT_ONCE > heads) {
+        int s = sequence_of(of.offsets, of.count, row);
+        token = of.frontiers[s] + row - of.offsets[s];
+        page = of.tables[s * pool.table_stride + token / PAGE_TOKENS];
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int head = first + i, kv = head - heads;
+        if (head >= total) break;
+        float w[8], x[8];
+        load_row(w, kv < 0 ? q_norm : k_norm, lane);
+        widen_row(x, raw[i]);
+        norm_head(x, w, eps);
+        turn_head(x, turns, pairs, lane);
+        if (kv < 0) {
+            if (Formats::KEY == KV_NVFP4) rotate_row(x, lane);
+            store_bf16(reinterpret_cast<unsigned char*>(q_out + (static_cast<long long>(row) * heads + head) * ROW), 0, lane, x);
+            continue;
+        }
+        store_row<Formats::KEY>(page_keys(pool, page, layer, kv), token % PAGE_TOKENS, lane, x);
+        widen_row(x, beside[i]);
+        store_row<Formats::VALUE>(page_values(pool, page, layer, kv), token % PAGE_TOKENS, lane, x);
     }
 }
 

@@ -32,6 +32,8 @@ def prompt_shared(warps: int, stages: int) -> int:
     return (16 * warps + 128 * stages) * 512
 
 
+PROMPT_HEADS = 4  # of a row that a warp of rope_prompt takes
+
 # attend_hopper.cu: rows of a tile, heads and threads of a block; shared: queries, a ring of five, barriers.
 HOPPER_ROWS, HOPPER_HEADS, HOPPER_THREADS = 64, 2, 384
 HOPPER_SHARED = (HOPPER_HEADS + 5) * HOPPER_ROWS * HEAD_DIM * 2 + 5 * 16
@@ -129,12 +131,18 @@ class AttentionKernels:
         """Turn queries (of ``heads`` heads, if any) and enter keys and values; arrays are out, q, k, v."""
         table = self._entered(step)
         pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
-        self.library.get("rope.cu", "rope_append", KV=KV_KINDS[self.pool.kind]).launch(
-            -(-step.rows * (heads + self.shape.kv_heads) // 4),
-            128,
-            *(*arrays, *norms, table, self.axes.size, pool, place, pack_sequences(step)),
-            *(step.rows, heads, self.shape.eps),
-            dependent=self.dependent,
+        kind, total = KV_KINDS[self.pool.kind], heads + self.shape.kv_heads
+        rest = (*norms, table, self.axes.size, pool, place, pack_sequences(step), step.rows, heads)
+        if step.kind == "prefill":
+            _, q, k, _ = arrays
+            self.library.get("rope.cu", "rope_prompt", KV=kind).launch(
+                -(-step.rows * -(-total // PROMPT_HEADS) // 8),
+                256,
+                *(*arrays, q.stride, k.stride, *rest, self.shape.eps),
+            )
+            return
+        self.library.get("rope.cu", "rope_append", KV=kind).launch(
+            -(-step.rows * total // 4), 128, *arrays, *rest, self.shape.eps, dependent=self.dependent
         )
 
     def _rows(
@@ -156,7 +164,7 @@ class AttentionKernels:
         stats = take((rows, shape.heads, self.splits, 2), "f32")
         out = take(q.shape, "bf16")
         arrays = (part.ptr for part in (q, k, v, gate, *norms, table))
-        raw = struct.pack("7Qiiif", *arrays, shape.heads, self.axes.size, gate.shape[1], shape.eps)
+        raw = struct.pack("7Qiiif", *arrays, shape.heads, self.axes.size, gate.stride, shape.eps)
         pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
         self.library.get("attend_decode.cu", "attend_rows", KV=KV_KINDS[self.pool.kind]).launch(
             (self.splits, shape.kv_heads, rows),
@@ -191,7 +199,7 @@ class AttentionKernels:
         kernel.launch(
             (columns, -(-step.rows // rows)),
             threads,
-            *(out, q, gate, gate.shape[1], pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
+            *(out, q, gate, gate.stride, pool, place, sequences, step.rows, heads, HEAD_DIM**-0.5),
             shared=shared,
         )
         del wide  # the launch above read it

@@ -49,7 +49,7 @@ class DeltaRows:
     def pack(self) -> bytes:
         """The ``DeltaRows`` struct of delta.cuh."""
         pointers = (part.ptr for part in (self.q, self.k, self.v, self.a, self.b))
-        return struct.pack("QQQQQiiii", *pointers, self.q.shape[1], self.v.shape[1], self.a.shape[1], 0)
+        return struct.pack("QQQQQiiii", *pointers, self.q.stride, self.v.stride, self.a.stride, 0)
 
 
 @attrs.define(eq=False)
@@ -115,7 +115,16 @@ class Delta:
         o = self._tiles(rows, weights, layer, step)
         out, total = self.take(rows.z.shape, "bf16"), step.rows * shape.value_heads
         get("delta_tiles.cu", "delta_norm", STAGES=1).launch(
-            -(-total // 64), 256, out, o, rows.z, weights.norm, total, shape.eps
+            -(-total // 64),
+            256,
+            out,
+            o,
+            rows.z,
+            rows.z.stride,
+            weights.norm,
+            shape.value_heads,
+            total,
+            shape.eps,
         )
         self._ring(rows, layer, step)
         return out
@@ -126,7 +135,7 @@ class Delta:
         self.library.get("delta_step.cu", "delta_ring").launch(
             (-(-shape.channels // 256), 1, 1),
             256,
-            *(rows.q, rows.k, rows.v, shape.key_width, shape.value_width, shape.key_width),
+            *(rows.q, rows.k, rows.v, rows.q.stride, rows.v.stride, shape.key_width),
             *(shape.channels, 0, 0, self.images.pack(layer), 0, None, step.slots),
             *(step.offsets.rows(1, 2), step.frontiers),
         )

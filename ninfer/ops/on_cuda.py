@@ -58,8 +58,8 @@ class CudaVerbs:
 
     def norm_project(self, x: Array, norm: Array, weights: tuple[Weight, ...]) -> tuple[Array, ...]:
         """n = (1+w) RMSNorm(x); n @ W_i.T for each weight, in bf16."""
-        outs = tuple(self.take((x.shape[0], weight.rows), "bf16") for weight in weights)
         matrices = [weight.data for weight in weights]
+        outs = self.products.places(x.shape[0], matrices, wide=self._wide)
         self.products(self._rows(x, norm), matrices, outs, Ending.STORE_BF16, wide=self._wide)
         return outs
 

@@ -43,6 +43,34 @@ def joined(left: StoredMatrix, right: StoredMatrix) -> StoredMatrix | None:
     return attrs.evolve(left, rows=rows, nbytes=left.nbytes + right.nbytes) if follows else None
 
 
+def bands(matrices: Sequence[StoredMatrix]) -> list[tuple[StoredMatrix, int]]:
+    """The matrices of a call as few, where they lie one behind the other: each with how many it is.
+
+    All are one, or else the first and the second, the third and the fourth, and so on: results of such a
+    pair always have the same stride.
+    """
+    whole = _together(matrices)
+    if whole is not None:
+        return [(whole, len(matrices))]
+    found: list[tuple[StoredMatrix, int]] = []
+    for pair in (matrices[i : i + 2] for i in range(0, len(matrices), 2)):
+        both = _together(pair)
+        found += [(matrix, 1) for matrix in pair] if both is None else [(both, len(pair))]
+    return found
+
+
+def _together(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
+    """One matrix of all, if results of each begin on 16 bytes."""
+    whole: StoredMatrix | None = matrices[0]
+    for matrix in matrices[1:]:
+        whole = joined(whole, matrix) if whole and whole.rows % 8 == matrix.rows % 8 == 0 else None
+    return whole
+
+
+def _even(matrix: StoredMatrix) -> bool:
+    return matrix.columns % 8 == 0 and matrix.aligned
+
+
 @attrs.define(eq=False)
 class Products:
     """Products over one linear kernel, one GEMM and one scratch allocator."""
@@ -60,8 +88,11 @@ class Products:
         *,
         wide: bool = False,
     ) -> None:
-        """outs[i] = ending(rows @ matrices[i].T); shapes as in ``Linear``, any number of columns."""
-        even = rows.x.shape[1] % 8 == 0 and all(matrix.aligned for matrix in matrices)
+        """outs[i] = ending(rows @ matrices[i].T); shapes as in ``Linear``, any number of columns.
+
+        Several outs of a wide product are those of ``places``.
+        """
+        even = all(_even(matrix) for matrix in matrices)
         swiglu = ending is Ending.SWIGLU
         if swiglu and len({(m.format, m.rows) for m in matrices}) != 1:
             even = wide = False  # no fused kernel pairs two formats
@@ -72,11 +103,32 @@ class Products:
         if swiglu:
             self._swiglu(x, matrices[0], matrices[1], outs[0], wide and even)
             return
-        for matrix, out in zip(matrices, outs, strict=True):
-            if wide and even:
+        if wide and even:
+            begin = 0
+            for matrix, count in bands(matrices):
+                first, begin = outs[begin], begin + count
+                if first.stride != matrix.rows:
+                    raise ValueError(f"products: {count} results are not side by side")
+                out = DeviceArray(first.ptr, (x.shape[0], matrix.rows), first.kind, first.owner)
                 self._wide(x, matrix, out, residual)
-            else:
-                self._any(x, matrix, out, ending, residual)
+            return
+        for matrix, out in zip(matrices, outs, strict=True):
+            self._any(x, matrix, out, ending, residual)
+
+    def places(
+        self, rows: int, matrices: Sequence[StoredMatrix], *, wide: bool = False
+    ) -> tuple[DeviceArray, ...]:
+        """Room for the bf16 results of one call: a wide product has those of neighbours side by side."""
+        take = self.linear.take
+        if not wide or not all(_even(matrix) for matrix in matrices):
+            return tuple(take((rows, matrix.rows), "bf16") for matrix in matrices)
+        outs, at = [], iter(matrices)
+        for whole, count in bands(matrices):
+            room, begin = take((rows, whole.rows), "bf16"), 0
+            for matrix in (next(at) for _ in range(count)):
+                outs.append(room if count == 1 else room.columns(begin, begin + matrix.rows))
+                begin += matrix.rows
+        return tuple(outs)
 
     def _launch(
         self, name: str, grid: int | tuple[int, ...], *arguments: DeviceArray | int | float | bytes | None

@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.linear import Ending, Rows
-from ninfer.ops.products import Products, joined
+from ninfer.ops.products import Products, bands, joined
 from tests.emulator import toolkit
 from tests.kernels_cu.test_linear import BF16, FORMATS, aligned, close, linear, on_device, rows_of, weight
 
@@ -86,6 +87,25 @@ def test_wide_swiglu_joins_neighbours(form, split):
     products()(Rows(on_device(x)), [gate, up], [on_device(out)], Ending.SWIGLU, wide=True)
     a, b = x.astype(np.float32) @ values[:128].T, x.astype(np.float32) @ up_values.T
     assert np.linalg.norm(out.astype(np.float32) - a / (1 + np.exp(-a)) * b) <= 8e-3 * np.linalg.norm(out)
+
+
+def test_wide_products_with_neighbours_are_one():
+    rng = np.random.default_rng(11)
+    whole, values = weight(rng, "q5_g64_fp16", 256, 128)
+    other, other_values = weight(rng, "bf16", 24, 128)
+    a, b, c = whole.take(0, 64), whole.take(64, 192), whole.take(192, 256)
+    assert [count for _, count in bands([a, b, c])] == [3]
+    assert [count for _, count in bands([a, other, b, c])] == [1, 1, 2]  # the first is never with the third
+    assert [count for _, count in bands([a, b, other])] == [2, 1]
+    run, x = products(), rows_of(rng, 20, 128)
+    outs = run.places(20, [a, b, other], wide=True)
+    assert [out.stride for out in outs] == [192, 192, 24]
+    run(Rows(on_device(x)), [a, b, other], outs, Ending.STORE_BF16, wide=True)
+    beside = DeviceArray(outs[0].ptr, (20, 192), "bf16")
+    for out, rows in ((beside, values[:192]), (outs[2], other_values)):
+        close(seen(out).astype(np.float32), x.astype(np.float32) @ rows.T)
+    with pytest.raises(ValueError):
+        run(Rows(on_device(x)), [a, b], run.places(20, [a, b]), Ending.STORE_BF16, wide=True)
 
 
 def test_wide_product_adds_the_residual():

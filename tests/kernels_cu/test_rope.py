@@ -26,10 +26,11 @@ def split_rows(part, codec):
     return np.concatenate((codes, part[PAGE * (row - scales) :].reshape(PAGE, scales)), axis=1)
 
 
+@pytest.mark.parametrize("kernel", ["rope_append", "rope_prompt"])
 @pytest.mark.parametrize("name", NAMES)
-def test_heads_are_normed_turned_and_cached(name):
+def test_heads_are_normed_turned_and_cached(name, kernel):
     rng = np.random.default_rng(len(name))
-    heads, kv_heads, rows, pairs = 4, 2, 5, 32
+    heads, kv_heads, rows, pairs = 3, 2, 5, 32
     form = KV_FORMATS[name]
     q, k, v = (rng.standard_normal((rows, n, DIM)).astype(BF16) for n in (heads, kv_heads, kv_heads))
     q_norm, k_norm = (rng.standard_normal(DIM).astype(BF16) for _ in range(2))
@@ -45,10 +46,15 @@ def test_heads_are_normed_turned_and_cached(name):
     library.get("rope.cu", "rope_table", KV=at).launch(
         1, 256, table, positions, rotary.frequencies, rotary.axes.astype(np.int32), rows, pairs
     )
-    library.get("rope.cu", "rope_append", KV=at).launch(
-        -(-rows * (heads + kv_heads) // 4),
-        128,
-        *(part.view(np.uint16) for part in (q_out, q, k, v, q_norm, k_norm)),
+    threads, grid, strides = 128, -(-rows * (heads + kv_heads) // 4), []
+    if kernel == "rope_prompt":
+        threads, grid, strides = 256, -(-rows * 2 // 8), [heads * DIM, kv_heads * DIM]
+    library.get("rope.cu", kernel, KV=at).launch(
+        grid,
+        threads,
+        *(part.view(np.uint16) for part in (q_out, q, k, v)),
+        *strides,
+        *(part.view(np.uint16) for part in (q_norm, k_norm)),
         table,
         pairs,
         struct.pack("Qqiiii", pool.ctypes.data, pool[0].nbytes, *sizes, kv_heads, 3),

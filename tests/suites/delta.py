@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops import numpy_delta
 from ninfer.ops.cuda_delta import Delta, DeltaRows
 from ninfer.ops.cuda_state import DeltaWeights, ImagePool, Records, Shape, image_bytes
@@ -41,6 +42,7 @@ class Net:
         records = Records.take(bed.take, shape, 2, 3, 11)  # more than a kernel takes at once
         limit = bed.machine.shared_bytes
         self.run = Delta(bed.library, bed.take, shape, self.images, records, table, limit)
+        self.side_by_side = False  # whether inputs are columns of one array
 
     def walk_by(self, file: str) -> Net:
         """Choose what walks the tiles of a prompt."""
@@ -78,9 +80,15 @@ class Net:
             tables=to(np.zeros((len(slots), 1), np.int32)), slots=to(np.array(slots, np.int32)),
             lanes=to(np.array(lanes or range(len(slots)), np.int32)),
         )  # fmt: skip
-        return self.bed.back(
-            self.run(DeltaRows(**{n: to(p) for n, p in rows.items()}), self.weights, 1, step)
-        )
+        return self.bed.back(self.run(DeltaRows(**self.sent(rows)), self.weights, 1, step))
+
+    def sent(self, rows: dict[str, Any]) -> dict[str, DeviceArray]:
+        if not self.side_by_side:
+            return {name: self.bed.to(part) for name, part in rows.items()}
+        whole = self.bed.to(np.concatenate(list(rows.values()), axis=1))
+        ends = np.cumsum([part.shape[1] for part in rows.values()]).tolist()
+        widths = zip(rows.items(), ends, strict=True)
+        return {name: whole.columns(end - part.shape[1], end) for (name, part), end in widths}
 
     def image(self, slot: int) -> Any:
         return self.bed.back(self.images.image(slot)).reshape(-1)
@@ -157,6 +165,15 @@ def test_prompts_do_not_depend_on_cuts_at_whole_tiles(
     outs = [cutted.go("prefill", cut(rows, a, b), [1], [a], [b - a]) for a, b in itertools.pairwise(edges)]
     assert (np.concatenate(outs) == want).all()
     assert (cutted.image(1) == whole.image(1)).all()
+
+
+@ways
+def test_prompts_have_the_same_bits_from_inputs_side_by_side(bed: Bed, way: str) -> None:
+    apart, beside = (Net(bed, 2, 8).walk_by(way) for _ in range(2))
+    beside.side_by_side = True
+    rows = apart.rows(70)
+    want, got = (net.go("prefill", rows, [1], [0], [70]) for net in (apart, beside))
+    assert (got == want).all() and (beside.image(1) == apart.image(1)).all()
 
 
 @heads
