@@ -50,7 +50,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
+        """How many bytes they take, not what lies between rows."""
         return self.size * KIND_BYTES[self.kind]
 
     @property

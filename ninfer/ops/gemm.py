@@ -69,7 +69,10 @@ class Gemm(Protocol):
     def __call__(
         self, x: DeviceArray, w: DeviceArray, out: DeviceArray, add: DeviceArray | None = None
     ) -> None:
-        """out = x @ w.T (+ add): x (T, K) bf16, w (N, K) bf16, out (T, N) bf16 or f32, add like out."""
+        """out = x @ w.T (+ add): x (T, K) bf16, w (N, K) bf16, out (T, N) bf16 or f32, add like out.
+
+        Rows of out may have a pitch.
+        """
 
 
 _Key = tuple[int, int, str, bool]  # N, K, output kind, whether something is added
@@ -143,7 +146,7 @@ class CublasLt:
         if (
             w.shape[1] != columns
             or out.shape != (rows, width)
-            or (add is not None and add.shape != out.shape)
+            or (add is not None and (add.shape, add.stride) != (out.shape, out.stride))
         ):
             raise ValueError(f"gemm: {x.shape} @ {w.shape}.T -> {out.shape}")
         self.layouts.trim()
@@ -155,7 +158,7 @@ class CublasLt:
     ) -> None:
         (rows, columns), width = x.shape, w.shape[0]
         left, right = self._layout(_R_16BF, columns, width), self._layout(_R_16BF, columns, rows)
-        result = self._layout(_TYPES[out.kind], width, rows)
+        result = self.layouts(_TYPES[out.kind], width, rows, out.stride)
         self._do(
             "Matmul", self._handle, self._product,
             _ONE, ctypes.c_void_p(w.ptr), left, ctypes.c_void_p(x.ptr), right,

@@ -67,6 +67,11 @@ def _together(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
     return whole
 
 
+def _pitch(whole: StoredMatrix, count: int) -> int:
+    """Elements from row to row of a result; of several side by side, rows begin on 128 bytes."""
+    return whole.rows if count == 1 else -(-whole.rows // 64) * 64
+
+
 def _even(matrix: StoredMatrix) -> bool:
     return matrix.columns % 8 == 0 and matrix.aligned
 
@@ -107,9 +112,10 @@ class Products:
             begin = 0
             for matrix, count in bands(matrices):
                 first, begin = outs[begin], begin + count
-                if first.stride != matrix.rows:
+                if first.stride != _pitch(matrix, count):
                     raise ValueError(f"products: {count} results are not side by side")
-                out = DeviceArray(first.ptr, (x.shape[0], matrix.rows), first.kind, first.owner)
+                shape = x.shape[0], matrix.rows
+                out = DeviceArray(first.ptr, shape, first.kind, first.owner, first.pitch)
                 self._wide(x, matrix, out, residual)
             return
         for matrix, out in zip(matrices, outs, strict=True):
@@ -124,7 +130,7 @@ class Products:
             return tuple(take((rows, matrix.rows), "bf16") for matrix in matrices)
         outs, at = [], iter(matrices)
         for whole, count in bands(matrices):
-            room, begin = take((rows, whole.rows), "bf16"), 0
+            room, begin = take((rows, _pitch(whole, count)), "bf16"), 0
             for matrix in (next(at) for _ in range(count)):
                 outs.append(room if count == 1 else room.columns(begin, begin + matrix.rows))
                 begin += matrix.rows

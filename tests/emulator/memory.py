@@ -52,9 +52,11 @@ def on_device(values: Any) -> DeviceArray:
 
 def seen(array: DeviceArray) -> Any:
     """The NumPy view of a device array's memory; keeps the array alive."""
-    raw = (ctypes.c_uint8 * max(1, array.nbytes)).from_address(array.ptr)
+    rows, between = (array.shape[0], array.pitch) if array.pitch else (1, array.size)
+    raw = (ctypes.c_uint8 * max(1, rows * between * KIND_BYTES[array.kind])).from_address(array.ptr)
     raw.array = array  # type: ignore[attr-defined]
-    return np.frombuffer(raw, DTYPES[array.kind], array.size).reshape(array.shape)
+    found = np.frombuffer(raw, DTYPES[array.kind], rows * between)
+    return found.reshape(rows, between)[:, : array.shape[1]] if array.pitch else found.reshape(array.shape)
 
 
 def gemm(x: DeviceArray, w: DeviceArray, out: DeviceArray, add: DeviceArray | None = None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,22 +10,10 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.products import Products, bands, joined
 from tests.emulator import toolkit
+from tests.emulator.memory import gemm, seen
 from tests.kernels_cu.test_linear import BF16, FORMATS, aligned, close, linear, on_device, rows_of, weight
 
 pytestmark = pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
-
-
-def seen(array):
-    """The NumPy view of a device array's memory."""
-    dtype = {"bf16": BF16, "f32": np.dtype(np.float32)}[array.kind]
-    raw = (ctypes.c_uint8 * array.nbytes).from_address(array.ptr)
-    return np.frombuffer(raw, dtype).reshape(array.shape)
-
-
-def gemm(x, w, out, add=None):
-    seen(out)[:] = seen(x).astype(np.float32) @ seen(w).astype(np.float32).T + (
-        0 if add is None else seen(add)
-    )
 
 
 def products():
@@ -99,11 +85,16 @@ def test_wide_products_with_neighbours_are_one():
     assert [count for _, count in bands([a, b, other])] == [2, 1]
     run, x = products(), rows_of(rng, 20, 128)
     outs = run.places(20, [a, b, other], wide=True)
-    assert [out.stride for out in outs] == [192, 192, 24]
+    assert [out.stride for out in outs] == [192, 192, 24]  # rows begin on 128 bytes
     run(Rows(on_device(x)), [a, b, other], outs, Ending.STORE_BF16, wide=True)
     beside = DeviceArray(outs[0].ptr, (20, 192), "bf16")
     for out, rows in ((beside, values[:192]), (outs[2], other_values)):
         close(seen(out).astype(np.float32), x.astype(np.float32) @ rows.T)
+    narrow = [whole.take(0, 64), whole.take(64, 72)]
+    outs = run.places(20, narrow, wide=True)
+    assert [out.stride for out in outs] == [128, 128]
+    run(Rows(on_device(x)), narrow, outs, Ending.STORE_BF16, wide=True)
+    close(seen(outs[1]).astype(np.float32), x.astype(np.float32) @ values[64:72].T)
     with pytest.raises(ValueError):
         run(Rows(on_device(x)), [a, b], run.places(20, [a, b]), Ending.STORE_BF16, wide=True)
 
