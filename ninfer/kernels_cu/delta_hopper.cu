@@ -127,16 +127,11 @@ __device__ __forceinline__ void solve(u32 (&fresh)[4][4], u32 (&faded)[4][4], fl
     for (int i = 0; i < 4; i++) fade(fresh[i], faded[i], sum[i][0], sum[i][1], now, i);
 }
 
-// Leave S as it was before a tile, and V', to the tellers.
-__device__ __forceinline__ void give(Tiles& w, const u32 (&left)[KEYS / 2][4], const u32 (&fresh)[4][4], u32 parity) {
-    int warp = threadIdx.x / 32;
-    phase_wait(w.given_empty + warp, parity ^ 1);
+// Leave fragments to the tellers.
+template <int N>
+__device__ __forceinline__ void give(uint4 (*to)[TEAM], const u32 (&f)[N][4]) {
 #pragma unroll
-    for (int i = 0; i < GIVEN; i++) {
-        const u32(&f)[4] = i < KEYS / 2 ? left[i] : fresh[i - KEYS / 2];
-        w.given[i][threadIdx.x] = make_uint4(f[0], f[1], f[2], f[3]);
-    }
-    arrive_warp(w.given_full + warp);
+    for (int i = 0; i < N; i++) to[i][threadIdx.x] = make_uint4(f[i][0], f[i][1], f[i][2], f[i][3]);
 }
 
 // S to what follows a tile.
@@ -152,15 +147,18 @@ __device__ __forceinline__ void walk_tile(Tiles& w, float (&s)[KEYS][4], const W
     float fading = now.into[TILE - 1];
 #pragma unroll
     for (int e = 0; e < KEYS * 4; e++) s[e / 4][e % 4] *= fading;
+    phase_wait(w.given_empty + threadIdx.x / 32, parity ^ 1);
     products_wait<0>();
     settle(held);
+    give(w.given, left);  // as it was before the tile; memory has little to do while T is applied
     solve(fresh, faded, held, of, now);
     products_begin();
     u64 keys = tile_of(now.k, SLAB);
 #pragma unroll
     for (int step = 0; step < 4; step++) product_128(s, faded[step], further(keys, step * 16 * HALF * 2));
     products_commit();
-    give(w, left, fresh, parity);
+    give(w.given + KEYS / 2, fresh);
+    arrive_warp(w.given_full + threadIdx.x / 32);
     products_wait<0>();
     settle(s);
 }

@@ -132,10 +132,12 @@ __device__ __forceinline__ void fade(u32 (&fresh)[4], u32 (&faded)[4], const flo
     as_left(faded, c, d);
 }
 
-// Eight tokens of o^T to the row of this lane's, if it is one.
+// Eight tokens of o^T to the row of this lane's, if it is one: lanes by twos exchange a word, for stores of eight bytes.
 __device__ __forceinline__ void store_tokens(u32* at, const float (&o)[4], bool live) {
     u32 first = transpose8x8(pack2(o[0], o[1])), last = transpose8x8(pack2(o[2], o[3]));
-    if (live) at[0] = first, at[4] = last;
+    bool odd = threadIdx.x % 2;
+    u32 other = __shfl_xor_sync(~0u, odd ? first : last, 1);
+    if (live) *reinterpret_cast<uint2*>(at + (odd ? 3 : 0)) = odd ? make_uint2(other, last) : make_uint2(first, other);
 }
 
 // Element (key dim, value dim) of S lies at state[value dim * HEAD + key dim].
