@@ -79,11 +79,14 @@ __device__ __forceinline__ void prepare(bf16* turned, uint4* gates, const Raw& r
         uint4 mine = raw_row(real ? (query ? raw.q : raw.k) + at * ROW : norm, lane);
         const bf16* gate = raw.gate + static_cast<long long>(from) * raw.gate_stride + (cache.head * group + task) * DIM;
         uint4 beside = raw_row(!real ? norm : query ? gate : raw.v + at * ROW, lane);
+        int turning = real ? raw.pairs : min(raw.pairs, 64);
+        float4 turns[4] = {};
+        load_turns(turns, real ? raw.table + static_cast<long long>(from) * raw.pairs * 2 : reinterpret_cast<const float*>(norm), turning, lane);
         float x[8], w[8];
         load_row(w, norm, lane);
         widen_row(x, mine);
         norm_head(x, w, raw.eps);
-        turn_head(x, real ? raw.table + static_cast<long long>(from) * raw.pairs * 2 : reinterpret_cast<const float*>(norm), real ? raw.pairs : min(raw.pairs, 64), lane);
+        turn_head(x, turns, turning, lane);
         if (query) {
             gates[task * 32 + lane] = beside;
             if (Formats::KEY == KV_NVFP4) rotate_row(x, lane);
@@ -224,7 +227,7 @@ __device__ __forceinline__ void add_eight(float (&x)[8], const float4& a, const 
 
 // Add up a head's splits in order, eight dimensions a lane; step: float4s between splits.  -> their total weight.
 __device__ __forceinline__ float join_splits(float (&x)[8], const float4* partial, const float2* stats, int splits, int lane) {
-    constexpr int AHEAD = 8;
+    constexpr int AHEAD = 4;
     float2 mine = lane < splits ? __ldcg(stats + lane) : make_float2(NEVER, 0);
     float best = mine.x;
 #pragma unroll
@@ -234,8 +237,9 @@ __device__ __forceinline__ float join_splits(float (&x)[8], const float4* partia
     for (int m = 16; m; m /= 2) total += __shfl_xor_sync(~0u, total, m);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = 0.0f;
+    int first = 0;
 #pragma unroll 1
-    for (int first = 0; first < splits; first += AHEAD) {
+    do {
         float4 a[AHEAD], b[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -245,23 +249,28 @@ __device__ __forceinline__ float join_splits(float (&x)[8], const float4* partia
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) add_eight(x, a[i], b[i], __shfl_sync(~0u, weight, first + i));
-    }
+        first += AHEAD;
+    } while (first < splits);
     return total;
 }
 
-// Leave this split's sums; true for the warp that comes last, which then holds the sums of all.
-__device__ __forceinline__ bool meet(float (&x)[8], float2& stat, float* partial, float* stats, u32* counter, long long place, int split, int splits, int lane) {
+// Leave this split's sums; true for the warp that comes last, which then holds the sums of all, and for one that is not
+// `real`, which leaves nothing.
+__device__ __forceinline__ bool meet(float (&x)[8], float2& stat, float* partial, float* stats, u32* counter, long long place, int split, int splits, int lane, bool real) {
     float4* sums = reinterpret_cast<float4*>(partial + place * DIM);
     float2* pairs = reinterpret_cast<float2*>(stats) + place;
-    __stcg(sums + split * (DIM / 4) + lane * 2, make_float4(x[0], x[1], x[2], x[3]));
-    __stcg(sums + split * (DIM / 4) + lane * 2 + 1, make_float4(x[4], x[5], x[6], x[7]));
-    if (lane == 0) __stcg(pairs + split, stat);
-    __syncwarp();
-    u32 seen = 0;
-    if (lane == 0) seen = count_release(counter);
-    if (__shfl_sync(~0u, seen, 0) + 1 != static_cast<u32>(splits)) return false;
-    if (lane == 0) *counter = 0;
-    stat.y = join_splits(x, sums, pairs, splits, lane);
+    u32 seen = splits - 1;
+    if (real) {
+        __stcg(sums + split * (DIM / 4) + lane * 2, make_float4(x[0], x[1], x[2], x[3]));
+        __stcg(sums + split * (DIM / 4) + lane * 2 + 1, make_float4(x[4], x[5], x[6], x[7]));
+        if (lane == 0) __stcg(pairs + split, stat);
+        __syncwarp();
+        if (lane == 0) seen = count_release(counter);
+        seen = __shfl_sync(~0u, seen, 0);
+    }
+    if (seen + 1 != static_cast<u32>(splits)) return false;
+    if (real && lane == 0) *counter = 0;
+    stat.y = join_splits(x, sums, pairs, real ? splits : 0, lane);
     return true;
 }
 
@@ -310,12 +319,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_rows(bf16* out, 
         float x[8], g[8];
         float2 stat = join_warps(x, outs, warp_stats, warp, lane);
         long long place = static_cast<long long>(row) * raw.heads + cache.head * group + warp;
-        if (!real || (r.splits > 1 && !meet(x, stat, partial, stats, counters + place, place * gridDim.x, split, r.splits, lane))) continue;
+        if (r.splits > 1 && !meet(x, stat, partial, stats, counters + place, place * gridDim.x, split, r.splits, lane, real)) continue;
         if (Formats::VALUE == KV_NVFP4) rotate_back(x, lane);
         float inverse = stat.y > 0.0f ? __fdividef(1.0f, stat.y) : 0.0f;
         widen_row(g, gates[warp * 32 + lane]);
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] = x[i] * inverse * __fdividef(1.0f, 1.0f + __expf(-g[i]));
-        store_bf16(reinterpret_cast<u8*>(out + place * DIM), 0, lane, x);
+        if (real) store_bf16(reinterpret_cast<u8*>(out + place * DIM), 0, lane, x);
     }
 }

@@ -60,7 +60,7 @@ struct Piece {
     }
 };
 
-// Fetch taps and the columns before a sequence's first row, which has index `first`; pieces from `from` on.
+// Begin to fetch taps and the columns before a sequence's first row, which has index `first`; pieces from `from` on.
 __device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const DeltaRows& rows, const bf16* ring, const Heads& of,
                                               int channels, int first, int from, Workspace& ws) {
     int pieces = PIECES - from;
@@ -69,9 +69,9 @@ __device__ __forceinline__ void fetch_history(const DeltaLayer& layer, const Del
         int line = t / pieces, p = from + t % pieces;
         Piece piece(layer, rows, of, p);
         const bf16* at = line < TAPS ? layer.taps + line * channels : ring + (first + line - TAPS + 1) % TAPS * channels;
-        uint4 found = *reinterpret_cast<const uint4*>(at + piece.index);
-        (line < TAPS ? ws.taps[line] : ws.raw[line - TAPS])[p] = found;
+        copy16_async(&(line < TAPS ? ws.taps[line] : ws.raw[line - TAPS])[p], at + piece.index, true);
     }
+    copies_commit();
 }
 
 // Fetch rows row .. row + count - 1 of a sequence that begins at `begin`; raw columns go to `line`, `width`
@@ -94,7 +94,7 @@ __device__ __forceinline__ void fetch_rows(const DeltaLayer& layer, const DeltaR
 }
 
 // Convolve what was fetched, rows `first` .. first + count - 1.
-__device__ __forceinline__ void convolve_rows(int first, int count, int from, Workspace& ws) {
+__device__ __forceinline__ void convolve_rows(int first, int count, int from, const uint4 (*taps)[PIECES], Workspace& ws) {
     int width = 3 * HEAD - 8 * from;
 #pragma unroll 1
     for (int t = threadIdx.x; t < count * width; t += THREADS) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void convolve_rows(int first, int count, int from, Wo
         float w[TAPS], x[TAPS];
 #pragma unroll
         for (int j = 0; j < TAPS; j++) {
-            w[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.taps[j])[channel]);
+            w[j] = __bfloat162float(reinterpret_cast<const bf16*>(taps[j])[channel]);
             x[j] = __bfloat162float(reinterpret_cast<const bf16*>(ws.raw[i + j])[channel]);
         }
         ws.mixed[i][0][channel] = convolve(w, x[0], x[1], x[2], x[3]);
@@ -136,13 +136,6 @@ __device__ __forceinline__ void advance_by(float4 (&s)[PASSES][4], Workspace& ws
     advance<OUTPUTS>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
 }
 
-// Make row i of the workspace, which one warp owns, one that changes nothing.
-__device__ __forceinline__ void clear_row(Workspace& ws, int i) {
-    for (int part = 0; part < 3; part++) reinterpret_cast<float4*>(ws.mixed[i][part])[threadIdx.x % 32] = make_float4(0, 0, 0, 0);
-    if (threadIdx.x % 32 == 0) ws.decay[i] = 1.0f, ws.beta[i] = 0.0f;
-    __syncwarp();
-}
-
 // Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.
 __device__ __forceinline__ void enter_gates(const HeadGates& gates, const DeltaLayer& layer, const DeltaRows& rows,
                                             int head, int row, int count, Workspace& ws, bf16* line, int width,
@@ -160,8 +153,8 @@ __device__ __forceinline__ void enter_gates(const HeadGates& gates, const DeltaL
 // out (rows, value_heads * HEAD); z alike.  Grid (value_heads, sequences), THREADS threads.  What the pass before
 // wrote (S, rings) is read before the predecessor has ended; that is sound because the first kernel of every
 // pass is an ordinary launch.  A launch that begins early rehearses, so that its instructions are there when its rows
-// are: four warps take a row without meaning through a part of the code of every row each, and wait for nobody.
-// S meets a row of zeros, which leaves it as it is.
+// are: four warps take a row without meaning through a part of the code of every row each, and wait for nobody; that
+// which advances S asks for its own part of S only then.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, const bf16* z, DeltaRows rows,
                                                                DeltaLayer layer, Images images, Sequences of,
                                                                const int* slots, Record record) {
@@ -173,7 +166,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, c
     float* state = state_of(images, slot, head);
     bf16 *ring = ring_of(images, slot), *line = nullptr, *column = ring + first % TAPS * channels;
     float4 s[PASSES][4];
-    load_state(s, state);
     Heads heads(layer, head);
     fetch_history(layer, rows, ring, heads, channels, first, 0, ws);
     HeadGates gates(layer, head);
@@ -183,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, c
     for (int row = begin - (REHEARSES ? ROWS : 0); row < end; row += ROWS) {
         bool real = row >= begin;
         int count = real ? min(ROWS, end - row) : 1;
+        if (row == (REHEARSES && own != 1 ? begin - ROWS : begin)) load_state(s, state);
         if (row == begin) {
             await_predecessor();
             if (record.write) {
@@ -198,12 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_step(bf16* out, c
         int to = real ? 0 : STAND_IN;
         if (real || own == 0) fetch_rows(layer, rows, heads, begin, row, count, 0, ws, line, record.width, column, real);
         if (real || own == 3) enter_gates(gates, layer, rows, head, row, count, ws, line ? line + channels : nullptr, record.width, real);
-        if (real) __syncthreads();
-        if (real || own == 0) convolve_rows(to, count, 0, ws);
+        if (real) {
+            copies_wait<0>();
+            __syncthreads();
+        }
+        if (real || own == 0) convolve_rows(to, count, 0, real ? ws.taps : ws.raw + STAND_IN, ws);
         if (real) __syncthreads();
         if (real || own == 0) normalise<true>(to, count, ws);
         if (real) __syncthreads();
-        if (!real && own == 1) clear_row(ws, ROWS);
 #pragma unroll 1
         for (int i = real ? 0 : ROWS; i < (real ? count : own == 1 ? ROWS + 1 : 0); i++) advance_by<true>(s, ws, i);
         if (row + ROWS >= end && real && !record.write) save_state(s, state);
@@ -250,8 +245,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_fold(const bf16* 
         if (row) __syncthreads();
         fetch_rows(layer, rows, heads, 0, row, count, KEYS, ws, nullptr, 0, nullptr);
         enter_gates(gates, layer, rows, head, row, count, ws, nullptr, 0);
+        copies_wait<0>();
         __syncthreads();
-        convolve_rows(0, count, KEYS, ws);
+        convolve_rows(0, count, KEYS, ws.taps, ws);
         __syncthreads();
         normalise<false>(0, count, ws);
         __syncthreads();
