@@ -12,7 +12,7 @@
 //
 // What spills is kept from pass to pass; the loop over pages touches none of it.
 //: variants KV 0 1 2 3 4
-//: spills attend_rows 208
+//: spills attend_rows 256
 #include "kv_fragments.cuh"
 #include "rope.cuh"
 
@@ -225,9 +225,25 @@ __device__ __forceinline__ void add_eight(float (&x)[8], const float4& a, const 
     x[4] += weight * b.x; x[5] += weight * b.y; x[6] += weight * b.z; x[7] += weight * b.w;
 }
 
-// Add up a head's splits in order, eight dimensions a lane; step: float4s between splits.  -> their total weight.
+// Eight dimensions a lane of a few splits, from split `first` on.
+struct SomeSplits {
+    static constexpr int COUNT = 4;
+    float4 a[COUNT], b[COUNT];
+
+    __device__ __forceinline__ void load(const float4* partial, int first, int splits, int lane) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            a[i] = b[i] = make_float4(0, 0, 0, 0);
+            const float4* from = partial + (first + i) * (DIM / 4) + lane * 2;
+            if (first + i < splits) a[i] = __ldcg(from), b[i] = __ldcg(from + 1);
+        }
+    }
+};
+
+// Add up a head's splits in order, eight dimensions a lane.  -> their total weight.
 __device__ __forceinline__ float join_splits(float (&x)[8], const float4* partial, const float2* stats, int splits, int lane) {
-    constexpr int AHEAD = 4;
+    SomeSplits some;
+    some.load(partial, 0, splits, lane);
     float2 mine = lane < splits ? __ldcg(stats + lane) : make_float2(NEVER, 0);
     float best = mine.x;
 #pragma unroll
@@ -240,16 +256,10 @@ __device__ __forceinline__ float join_splits(float (&x)[8], const float4* partia
     int first = 0;
 #pragma unroll 1
     do {
-        float4 a[AHEAD], b[AHEAD];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            a[i] = b[i] = make_float4(0, 0, 0, 0);
-            const float4* from = partial + (first + i) * (DIM / 4) + lane * 2;
-            if (first + i < splits) a[i] = __ldcg(from), b[i] = __ldcg(from + 1);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) add_eight(x, a[i], b[i], __shfl_sync(~0u, weight, first + i));
-        first += AHEAD;
+        for (int i = 0; i < SomeSplits::COUNT; i++) add_eight(x, some.a[i], some.b[i], __shfl_sync(~0u, weight, first + i));
+        first += SomeSplits::COUNT;
+        if (first < splits) some.load(partial, first, splits, lane);
     } while (first < splits);
     return total;
 }

@@ -1,8 +1,10 @@
 // One step of the recurrent Gated DeltaNet for more (value head, sequence) pairs than there are multiprocessors.
 //
-// A block takes every so-manieth pair, up to HELD at a time.  Their states are on the way to shared memory while
-// the kernel before still runs; their rows are prepared together, a warp a pair's q, k or v; then one state after
-// the other is advanced, and the next pair's fetched into its place.  The bits are those of delta_step.
+// A block takes every so-manieth pair, up to HELD at a time.  Their rows are prepared together, a warp a pair's q, k
+// or v; then one state after the other is advanced, and the next pair's fetched into its place.  The first state is
+// on the way to shared memory while the kernel before still runs, the second once rows have been asked for, the
+// others once rows are there: what is asked for behind states, instructions too, waits for them.  The bits are those
+// of delta_step.
 //
 // The one thing a reader would get wrong: a thread copies exactly the elements of S that it reads, so no barrier
 // stands between the two.
@@ -80,7 +82,7 @@ __device__ __forceinline__ void take_state(float4 (&s)[PASSES][4], const float4*
 
 // out (sequences, value_heads * HEAD); z alike; one row a sequence.  Grid at most a block a multiprocessor, THREADS
 // threads.  As in delta_step, what the pass before wrote is read before the predecessor has ended; but nothing is
-// rehearsed, since most blocks begin only when the predecessor ends, and what is asked for behind states waits for them.
+// rehearsed, since most blocks begin only when the predecessor ends.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, const bf16* z, DeltaRows rows,
                                                                     DeltaLayer layer, Images images, Sequences of,
                                                                     const int* slots) {
@@ -90,30 +92,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, 
     float4* held = reinterpret_cast<float4*>(memory);
     int total = of.count * layer.value_heads, hop = gridDim.x, stride = HELD * hop, start = blockIdx.x;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = 0; i < HELD; i++) {
-        Pair pair(layer, of, slots, start + i * hop, total);
+    auto fetch = [&](int i, int number) {
+        Pair pair(layer, of, slots, number, total);
         fetch_state(held + i * PIECES * THREADS, state_of(images, pair.slot, pair.head), pair.live);
-    }
+    };
 #pragma unroll 1
     for (int base = start; base < total; base += stride) {
         bool mixes = warp < 3 * HELD, ends = !mixes && warp < 4 * HELD;
         int mine = mixes ? warp / 3 : ends ? warp - 3 * HELD : min(lane, HELD - 1), part = warp % 3;
         Pair pair(layer, of, slots, base + mine * hop, total);
         long long at = (static_cast<long long>(pair.row) * layer.value_heads + pair.head) * HEAD + lane * 4;
-        uint2 norm = *reinterpret_cast<const uint2*>(layer.norm + lane * 4), gate = make_uint2(0, 0);
+        uint2 norm = *reinterpret_cast<const uint2*>(layer.norm + lane * 4);
         Channels channels(layer, rows, images, pair, part);
         HeadGates gates(layer, pair.head);
-        if (base == start) await_predecessor();
+        if (base == start) {
+            fetch(0, start);
+            await_predecessor();
+        }
+        uint2 now = make_uint2(0, 0);
+        if (pair.live && (mixes || ends)) now = *reinterpret_cast<const uint2*>(mixes ? channels.x : z + at);
+        if (base == start) fetch(1, start + hop);
         if (mixes) {
-            uint2 now = make_uint2(0, 0);
-            if (pair.live) now = *reinterpret_cast<const uint2*>(channels.x);
             if (pair.live && channels.column) *reinterpret_cast<uint2*>(channels.column) = now;
             float4 y = channels.convolved(now);
             float factor = part == 2 ? 1.0f : key_factor(y);
             if (part == 0) factor *= QUERY_FACTOR;
             reinterpret_cast<float4*>(ws.mixed[mine][part])[lane] = part == 2 ? y : y * factor;
-        } else if (ends) {
-            if (pair.live) gate = *reinterpret_cast<const uint2*>(z + at);
         } else if (warp == 4 * HELD && lane < HELD) {
             int place = pair.row * rows.gate_stride + pair.head;
             bf16 a = __float2bfloat16(0.0f), b = a;
@@ -121,6 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, 
             ws.decay[lane] = gates.decay(__bfloat162float(a)), ws.beta[lane] = beta_of(__bfloat162float(b));
         }
         __syncthreads();
+        if (base == start)
+            for (int i = 2; i < HELD; i++) fetch(i, start + i * hop);
 #pragma unroll 1
         for (int i = 0; i < HELD; i++) {
             float4 s[PASSES][4], *place = held + i * PIECES * THREADS;
@@ -129,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) delta_lanes(bf16* out, 
             copies_wait<HELD - 1>();
             take_state(s, place);
             advance<true>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
-            Pair now(layer, of, slots, number, total), next(layer, of, slots, number + stride, total);
-            save_state(s, state_of(images, now.slot, now.head));
-            fetch_state(place, state_of(images, next.slot, next.head), next.live);
+            Pair done(layer, of, slots, number, total);
+            save_state(s, state_of(images, done.slot, done.head));
+            fetch(i, number + stride);
         }
         __syncthreads();
         if (ends) {
-            float4 y = gated_norm(reinterpret_cast<const float4*>(ws.o[mine])[lane], wide4(norm), wide4(gate), layer.eps);
+            float4 y = gated_norm(reinterpret_cast<const float4*>(ws.o[mine])[lane], wide4(norm), wide4(now), layer.eps);
             if (pair.live) store4(out + at, y);
         }
     }
