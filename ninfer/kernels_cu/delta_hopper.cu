@@ -112,19 +112,22 @@ __device__ __forceinline__ void ask(float (&sum)[TILE / 8][4], const u32 (&s)[KE
     products_commit();
 }
 
-// V', plain and times exp(G_63 - G), from (K S)^T.
-__device__ __forceinline__ void solve(u32 (&fresh)[4][4], u32 (&faded)[4][4], float (&held)[TILE / 8][4], const Values (&values)[4],
-                                      const Walked& now) {
+// V' from (K S)^T, and the products S += (exp(G_63 - G) K)^T V', each under way as soon as its sixteen rows of V' are there.
+__device__ __forceinline__ void absorb(float (&s)[KEYS][4], u32 (&fresh)[4][4], u32 (&faded)[4][4], float (&held)[TILE / 8][4],
+                                       const Values (&values)[4], const Walked& now) {
     float sum[4][2][4] = {};
+    u64 keys = tile_of(now.k, SLAB);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4];
         differ(x, held[2 * j], held[2 * j + 1], values[j]);
 #pragma unroll
         for (int i = j; i < 4; i++) apply_square(sum[i][0], sum[i][1], x, now.lower, i, j);
+        fade(fresh[j], faded[j], sum[j][0], sum[j][1], now, j);
+        products_begin();
+        product_128(s, faded[j], further(keys, j * 16 * HALF * 2));
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) fade(fresh[i], faded[i], sum[i][0], sum[i][1], now, i);
+    products_commit();
 }
 
 // Leave fragments to the tellers.
@@ -151,12 +154,7 @@ __device__ __forceinline__ void walk_tile(Tiles& w, float (&s)[KEYS][4], const W
     products_wait<0>();
     settle(held);
     give(w.given, left);  // as it was before the tile; memory has little to do while T is applied
-    solve(fresh, faded, held, of, now);
-    products_begin();
-    u64 keys = tile_of(now.k, SLAB);
-#pragma unroll
-    for (int step = 0; step < 4; step++) product_128(s, faded[step], further(keys, step * 16 * HALF * 2));
-    products_commit();
+    absorb(s, fresh, faded, held, of, now);
     give(w.given + KEYS / 2, fresh);
     arrive_warp(w.given_full + threadIdx.x / 32);
     products_wait<0>();
