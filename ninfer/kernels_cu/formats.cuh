@@ -122,14 +122,16 @@ __device__ __forceinline__ void signed_bytes(u32 (&out)[4], uint2 codes, u32 hig
     }
 }
 
-// e2m1 x scale in fp16: four codes become the upper bytes of fp16 numbers 2^14 too small, then pairs.
+// e2m1 x scale in fp16: four codes become the upper bytes of fp16 numbers 2^14 too small, then pairs; bits that do
+// not belong to them go last.  For even codes one multiplication moves sign and magnitude, which meet in a bit: 15
+// less in every byte keeps what they carry out of the sign, and makes zeros negative.
 __device__ __forceinline__ void e2m1_to_fp16(u32 (&pair)[4], u32 word, u32 scale) {
-    u32 even = ((word << 4) & 0x80808080u) | ((word << 1) & 0x0e0e0e0eu);
-    u32 odd = (word & 0x80808080u) | ((word >> 3) & 0x0e0e0e0eu);
-    pair[0] = mul_fp16x2(__byte_perm(even, 0, 0x2404), scale);
-    pair[1] = mul_fp16x2(__byte_perm(odd, 0, 0x2404), scale);
-    pair[2] = mul_fp16x2(even & 0xff00ff00u, scale);
-    pair[3] = mul_fp16x2(odd & 0xff00ff00u, scale);
+    constexpr u32 OWN = 0x8e008e00u;
+    u32 even = (word & 0x0f0f0f0fu) * 18u - 0x0f0f0f0fu, odd = blend(word, word >> 3, 0x80808080u);
+    pair[0] = mul_fp16x2((even << 8) & OWN, scale);
+    pair[1] = mul_fp16x2((odd << 8) & OWN, scale);
+    pair[2] = mul_fp16x2(even & OWN, scale);
+    pair[3] = mul_fp16x2(odd & OWN, scale);
 }
 
 // Two e4m3 scales, each twice in fp16, so that weights come out times 2^-14: exact down to the smallest.
