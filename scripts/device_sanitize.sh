@@ -7,6 +7,9 @@
 # models (tests/device/test_short_life.py) are watched for memory and barriers; races, which take longest, are
 # sought in the suites' small cases.  Prints a line for each part, more for one that is not clean, and then exits
 # with 1; reports are kept in LOGS.
+# For races products run a build of the linear kernel in which every lane arrives at a barrier, not one for its
+# warp (NINFER_TEST_WATCHED): the tool knows neither that a warp's barrier orders its lanes nor who meets at a
+# named barrier.
 # The one thing a reader would get wrong: every array is an allocation of its own here (NINFER_TEST_ALLOCATE),
 # as the product's are not: memcheck then knows where each ends, and many processes fit on one card.
 set -uo pipefail
@@ -22,7 +25,7 @@ check() {  # TOOL FILE EXPRESSION
     case $tool in
     memcheck) options+=(--padding 256) ;;
     initcheck) export NINFER_TEST_ALLOCATE=raw ;;
-    racecheck) export NINFER_TEST_SMALL=1 ;;
+    racecheck) export NINFER_TEST_SMALL=1 NINFER_TEST_WATCHED=1 ;;
     esac
     timeout "$LIMIT" compute-sanitizer --tool "$tool" "${options[@]}" python3 -m pytest -x --timeout=600 \
         "tests/device/test_$file.py" -m cuda -o addopts= -p no:benchmark -p no:cacheprovider \
@@ -45,6 +48,7 @@ export -f check
 
 parts() {  # TOOL -> lines of FILE and EXPRESSION
     echo "short_life weight_format"
+    printf 'short_life rings and %s\n' fp16 "not fp16"
     if [[ $1 != racecheck ]]; then
         printf 'short_life test_life and %s\n' moe "not moe"
         return

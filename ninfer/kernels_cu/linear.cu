@@ -141,7 +141,7 @@ __device__ __forceinline__ void finish(const Call& call, const Group& group, Sha
         Output<F> output(call, group, tile, lane);
         for (int p = share.first; p < share.last; p++, round++) {
             int side = round & 1;
-            team_barrier(1 + owner * 2 + side, (SPANS * share.teams + 1) * 32);
+            await_sums(control, owner, round, (SPANS * share.teams + 1) * 32);
             float4 total;
             if (add_up(total, call, group.base, share, meet + side * SIDE, carry, &control.gathered[owner][side], p, tile))
                 output.store(total, control.scale, lane);
@@ -244,7 +244,7 @@ struct Cursor {
     // Tell the copying warp that this one has read its unit of the stage.
     __device__ __forceinline__ void leave(int lane) {
         __syncwarp();
-        if (lane == 0) phase_arrive(full + slot + TEAMS * MAX_STAGES);
+        if (WATCHED || lane == 0) phase_arrive(full + slot + TEAMS * MAX_STAGES);
         if (++slot == stages) slot = 0, parity ^= 1;
     }
 };
@@ -267,12 +267,13 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(scales) + columns / 64 * L::X_SCALES;
     if (APART && warp >= TEAMS * (SPANS + 1)) {
+        if (WATCHED) await_rows<APART>();
         if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
         return;
     }
     if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims + number * 2);
     await_predecessor();
-    stage_rows<F>(call, control, x, scales, all.begin * L::COLUMNS, columns);
+    stage_rows<F, APART>(call, control, x, scales, all.begin * L::COLUMNS, columns);
 
     Operand<F> mine(x, scales, call.rows, columns, span, lane);
     Cursor<F> cursor(ring + mine.codes, control.full[team], stages);
@@ -292,15 +293,12 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
             }
             if (at - place * UNIT < end) cursor.await(), cursor.leave(lane);  // a stage that holds units of others alone
             await_gathered(control, owner, round);
-            int side = round & 1, barrier = 1 + owner * 2 + side;
+            int side = round & 1;
             float4 total, *here = meet + side * SIDE;
             here[place * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-            __syncwarp();
-            if (APART || place != turn) {
-                team_arrive(barrier, (crew + APART) * 32);
-                continue;
-            }
-            team_barrier(barrier, crew * 32);
+            if (WATCHED || APART || place != turn) bring_sums(control, owner, round, (crew + APART) * 32);
+            if (APART || place != turn) continue;
+            await_sums(control, owner, round, crew * 32);
             if (add_up(total, call, group.base, share, here, carry, &control.gathered[owner][side], p, tile))
                 store<F>(total, call, locate<F>(call, group, tile), control.scale, lane);
             __syncwarp();
@@ -323,10 +321,11 @@ __device__ __forceinline__ void stream(const Call& call) {
             for (int s = 0; s < MAX_STAGES; s++) {
                 phase_init(&control.named[team][s], 1);
                 phase_init(&control.full[team][s], 32);
-                phase_init(&control.empty[team][s], SPANS);
+                phase_init(&control.empty[team][s], SPANS * ARRIVALS);
             }
             for (int side = 0; side < 2; side++) {
                 phase_init(&control.begun[team][side], 1);
+                if (WATCHED) phase_init(&control.met[team][side], SPANS * (call.joint ? TEAMS : 1) * 32);
                 phase_init(&control.gathered[team][side], 32);
             }
         }

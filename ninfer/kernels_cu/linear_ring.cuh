@@ -12,6 +12,12 @@
 #ifndef TEAMS
 #define TEAMS 3
 #endif
+// For a tool that follows threads one by one, and knows neither what a warp's barrier orders nor who meets at a named
+// one: then every lane arrives, and sums meet at a barrier with phases.
+#ifndef WATCHED
+#define WATCHED 0
+#endif
+constexpr int ARRIVALS = WATCHED ? 32 : 1;  // of a warp
 constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
@@ -59,6 +65,7 @@ struct Control {
     u32 taken;                                               // of the block's own tiles, by its teams
     float scale[ROWS];
     float squares[ROWS][WORKERS / 32];
+    u64 met[TEAMS][2];                                       // sums of a tile, part by part, once they are there, if WATCHED
 };
 
 // The two halves of a tile: matrix and first row of each, counted in the slice, so perhaps before it.
@@ -116,6 +123,18 @@ struct Share {
         return {parts[first].begin, parts[last - 1].begin + parts[last - 1].units - parts[first].begin};
     }
 };
+
+// Until ``threads`` threads, of the warps that bring a round's sums and the one that adds them up, have come so far;
+// the first kind goes on at once.
+__device__ __forceinline__ void bring_sums(Control& control, int owner, int round, int threads) {
+    __syncwarp();
+    if (WATCHED) phase_arrive(&control.met[owner][round & 1]);
+    else team_arrive(1 + owner * 2 + (round & 1), threads);
+}
+__device__ __forceinline__ void await_sums(Control& control, int owner, int round, int threads) {
+    if (WATCHED) phase_wait(&control.met[owner][round & 1], round / 2 & 1);
+    else team_barrier(1 + owner * 2 + (round & 1), threads);
+}
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);

@@ -160,6 +160,7 @@ __device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stri
         uint4 v[2] = {};
         if (inside) v[0] = own[0], v[1] = own[1];
         u32 words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w}, top = top_exponent<F>(words);
+        if constexpr (Layout<F>::FIXED) __syncwarp();  // what one lane has read, another writes
         if (!inside) continue;
         if constexpr (Layout<F>::FIXED) {
             keep_fixed<F>(words, power_of_two(267 - top), place, quarter);
@@ -201,11 +202,17 @@ __device__ __forceinline__ void norm_rows(const Call& call, Control& control, u8
         squares = warp_sum(squares);
         if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
     }
-    team_barrier(15, WORKERS);
+    team_barrier(14, WORKERS);
+}
+
+// Until x is staged.  Warps that finish tiles see the rows' scales because they see sums; if WATCHED, they wait too.
+template <bool APART>
+__device__ __forceinline__ void await_rows() {
+    team_barrier(15, WORKERS + (WATCHED && APART ? TEAMS * 32 : 0));
 }
 
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
-template <int F>
+template <int F, bool APART>
 __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* scales, int begin, int columns) {
     int stride = Layout<F>::x_stride(columns), t = threadIdx.x / 32;
     bool norms = call.beginning == ROWS_NORMED;
@@ -218,5 +225,5 @@ __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u
                       : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
         if (threadIdx.x % 32 == 0) control.scale[t] = scale;
     }
-    team_barrier(15, WORKERS);
+    await_rows<APART>();
 }

@@ -1,8 +1,9 @@
 """What the tests on a GPU share: the card, arrays in and out.
 
 With ``NINFER_TEST_ALLOCATE=each`` every array is an allocation of its own, so that a memory checker sees
-the end of each; with ``raw`` arrays are not poisoned either, so that it sees what nobody wrote.  The one
-thing a reader would get wrong: nothing can be captured then, so rounds run eagerly.
+the end of each; with ``raw`` arrays are not poisoned either, so that it sees what nobody wrote.  With
+``NINFER_TEST_WATCHED=1`` the linear kernel is compiled in the form that a race checker can follow.  The one
+thing a reader would get wrong: nothing can be captured with ``each`` or ``raw``, so rounds run eagerly.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
+from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.linear import COUNTERS, Linear
 from ninfer.ops.products import Products
@@ -54,6 +56,19 @@ class Alone:
 def apart() -> bool:
     """Whether every array is to be an allocation of its own."""
     return ALLOCATE in ("each", "raw")
+
+
+class Watched(Library):
+    """Kernels in the form that a race checker can follow; compiled, never from a pack."""
+
+    @classmethod
+    def like(cls, library: Library) -> Watched:
+        """For the same card and stream."""
+        return cls(library.driver, library.arch, None, library.cache, library.stream)
+
+    def get(self, file: str, name: str, **defines: int) -> Kernel:
+        """The kernel ``name`` of ``file``."""
+        return super().get(file, name, WATCHED=1, **defines)
 
 
 @attrs.frozen(eq=False)
@@ -109,7 +124,8 @@ def bench() -> Bench:
 def _bench(card: Card, scratch: Scratch | Alone, workspace: DeviceArray, counters: DeviceArray) -> Bench:
     card.fill(counters)
     gemm = CublasLt(workspace, card.stream.ptr)
-    linear = Linear(card.library, card.multiprocessors, card.shared_bytes, scratch.take, counters)
+    library = Watched.like(card.library) if os.environ.get("NINFER_TEST_WATCHED") else card.library
+    linear = Linear(library, card.multiprocessors, card.shared_bytes, scratch.take, counters)
     return Bench(card, scratch, Products(linear, gemm), gemm)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ninfer.engine.device import (
@@ -22,6 +23,7 @@ from ninfer.engine.device import (
     Row,
     Settle,
 )
+from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.stored import CODES
 from tests.device.tolerance import LINEAR_TC
 from tests.drive import Request, generate, start, step
@@ -96,3 +98,19 @@ def test_every_weight_format(form: str) -> None:
         x = rows_of(rows, 512)
         want = x.astype("float32") @ values.T
         LINEAR_TC.check(product(x, matrix, wide=wide), want)
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_rings_come_round(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.device.card import BF16, bench
+    from tests.device.test_linear import product, rows_of, weight
+
+    card = bench()
+    monkeypatch.setattr(card.products.linear, "blocks", 4)  # many tiles a team
+    for outputs, columns in ((256, 1536), (4352, 256), (64, 6400)):
+        matrix, values = weight(form, outputs, columns)
+        x = rows_of(2, columns)
+        LINEAR_TC.check(product(x, matrix), x.astype("float32") @ values.T)
+    norm, out = np.zeros(6400, BF16), card.empty((2, 64), "f32")
+    card.products(Rows(card.to(x.astype("float32")), card.to(norm)), [matrix], [out], Ending.STORE_F32)
+    assert np.isfinite(card.back(out)).all()

@@ -225,6 +225,28 @@ def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any
     assert all((out == outs[0][: len(out)]).all() for out in outs)
 
 
+class Watched(EmulatedLibrary):
+    """Kernels in the form that a race checker can follow."""
+
+    def get(self, file, name, **defines):
+        return super().get(file, name, WATCHED=1, **defines)
+
+
+@pytest.mark.parametrize("rows", [640, 2144])  # tiles that all teams share, and tiles of their own
+@pytest.mark.parametrize("form", ["bf16", "q4_g64_fp16"])
+def test_stages_come_round_and_the_form_that_is_watched_has_the_same_bits(form, rows):
+    rng = np.random.default_rng(9)
+    matrix, values = weight(rng, form, rows, 128)
+    x, outs = rows_of(rng, 2, 128), []
+    for order, library in ((0, EmulatedLibrary), (2, EmulatedLibrary), (1, Watched)):
+        run, out = linear(order, blocks=1), np.full((2, rows), np.nan, np.float32)
+        run.library = library(order)
+        run(Rows(on_device(x)), [matrix], [on_device(out)], Ending.STORE_F32)
+        outs.append(out)
+    close(outs[0], x.astype(np.float32) @ values.T)
+    assert all((out == outs[0]).all() for out in outs)
+
+
 def test_the_host_knows_which_formats_each_kernel_has():
     line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ stream<(\w+), (.+?)>"
     codes = {form.split("_")[0].upper(): code for form, code in CODES.items()}
