@@ -15,7 +15,7 @@ import attrs
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import Shape, Take
-from ninfer.ops.linear import Ending, Rows
+from ninfer.ops.linear import Ending, Rows, Weighted
 from ninfer.ops.products import Products, joined, matrix_bytes
 from ninfer.ops.stored import CODES, StoredMatrix
 from ninfer.ops.verbs import Routing
@@ -220,14 +220,13 @@ class Experts:
         down: Bank,
         shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
         x: DeviceArray,
-        wide: bool,
-    ) -> DeviceArray:
-        """x + the routed experts + the shared expert.  -> (T, H) float32."""
-        if wide:
-            return self._wide(y, route, down, shared, x)
+        out: DeviceArray,
+        leave: Weighted | None = None,
+    ) -> None:
+        """Fill out (T, H) float32: x + the routed experts + the shared expert; leave it for a norm."""
         gate, up, last = (single(matrix) for matrix in shared)
         products = self._up(y, gate, up, route)
-        return self._down(products, down, last, route, x)
+        self._down(products, down, last, route, x, out, leave)
 
     # Prompts
 
@@ -240,7 +239,7 @@ class Experts:
         way = "hopper" if self._hopper() else "wide"
         return self.library.get(f"experts_{way}.cu", f"experts_{name}_{way}", BM=tile)
 
-    def _wide(
+    def add_wide(
         self,
         y: Pending,
         route: Routing,
@@ -248,6 +247,7 @@ class Experts:
         shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
         x: DeviceArray,
     ) -> DeviceArray:
+        """x + the routed experts + the shared expert, experts grouped.  -> (T, H) float32."""
         groups = self._group(route, y.gate.experts)
         act = self._up_wide(groups, route, y)
         parts = self._down_wide(groups, route, act, down)
@@ -336,20 +336,27 @@ class Experts:
         return out
 
     def _down(
-        self, products: DeviceArray, down: Bank, last: Bank, route: Routing, x: DeviceArray
-    ) -> DeviceArray:
+        self,
+        products: DeviceArray,
+        down: Bank,
+        last: Bank,
+        route: Routing,
+        x: DeviceArray,
+        out: DeviceArray,
+        leave: Weighted | None,
+    ) -> None:
         rows, hidden = x.shape
         per_token = route.experts.shape[1]
         width, common = down.rows.columns, last.rows.columns
         if hidden % 16 or width % 8 or common % 8:
             raise ValueError(f"experts: {hidden} rows of {width} and {common} columns")
-        out = self.take(x.shape, "f32")
         room = max(sum(_room(bank.rows.columns, bank.rows, 1)) for bank in (down, last))
         room = -(-room // 128) * 128
-        pointers = (products, route.experts, route.weights, route.shared, x, out)
+        left = (leave.norm, leave.x, leave.squares) if leave else (None, None, None)
+        pointers = (products, route.experts, route.weights, route.shared, x, out, *left)
         call = b"".join(bank.pack() for bank in (down, last)) + struct.pack(
-            "6Q6i",
-            *(part.ptr for part in pointers),
+            "9Q6i",
+            *(part.ptr if part else 0 for part in pointers),
             hidden,
             per_token,
             width,
@@ -364,4 +371,3 @@ class Experts:
             shared=room * (per_token + 1),
             dependent=self.dependent,
         )
-        return out
