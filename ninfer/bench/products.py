@@ -14,7 +14,7 @@ import attrs
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.timing import read_rate, seconds_of
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows, Weighted, tiles_of
+from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows
 from ninfer.ops.stored import StoredMatrix
 from ninfer.runtime.arena import RawBlock, Region, Scratch
 from ninfer.runtime.cuda_card import Card, open_card
@@ -61,10 +61,7 @@ def chain_layer(
 
 @attrs.define(eq=False)
 class Chain:
-    """The chain over ``layers`` for ``rows`` tokens; each product can also be run by itself.
-
-    Products that make the residual stream leave what the norm behind them needs, as in a decode step.
-    """
+    """The chain over ``layers`` for ``rows`` tokens; each product can also be run by itself."""
 
     linear: Linear
     layers: list[ChainLayer]
@@ -74,42 +71,31 @@ class Chain:
     def _buffers(self, layer: ChainLayer) -> dict[str, DeviceArray]:
         take, rows = self.scratch.take, self.rows
         hidden, inner = layer.output.rows, layer.output.columns
-        left = Weighted.take(take, (rows, hidden), layer.norm, tiles_of(layer.output, Ending.ADD_RESIDUAL))
         return {
             "x": take((rows, hidden), "f32"),
-            "weighted": left.x,
-            "squares": left.squares,
             "y": take((rows, inner), "bf16"),
             "wide": take((rows, layer.gate.rows), "bf16"),
         }
 
-    def _normed(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> Rows:
-        return Rows(at["x"], layer.norm, 1e-6, self._left(layer, at))
-
-    def _left(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> Weighted:
-        return Weighted(layer.norm, at["weighted"], at["squares"])
-
     def project(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Norm and the mixer's projections."""
         outs = [self.scratch.take((self.rows, matrix.rows), "bf16") for matrix in layer.project]
-        self.linear(self._normed(layer, at), layer.project, outs, Ending.STORE_BF16)
+        self.linear(Rows(at["x"], layer.norm, 1e-6), layer.project, outs, Ending.STORE_BF16)
 
     def output(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Output projection with residual."""
         out = self.scratch.take(at["x"].shape, "f32")
-        left = self._left(layer, at)
-        self.linear(Rows(at["y"]), [layer.output], [out], Ending.ADD_RESIDUAL, at["x"], left)
+        self.linear(Rows(at["y"]), [layer.output], [out], Ending.ADD_RESIDUAL, at["x"])
 
     def swiglu(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Norm, gate and up, SiLU product."""
         out = self.scratch.take((self.rows, layer.gate.rows), "bf16")
-        self.linear(self._normed(layer, at), [layer.gate, layer.up], [out], Ending.SWIGLU)
+        self.linear(Rows(at["x"], layer.norm, 1e-6), [layer.gate, layer.up], [out], Ending.SWIGLU)
 
     def down(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Down projection with residual."""
         out = self.scratch.take(at["x"].shape, "f32")
-        left = self._left(layer, at)
-        self.linear(Rows(at["wide"]), [layer.down], [out], Ending.ADD_RESIDUAL, at["x"], left)
+        self.linear(Rows(at["wide"]), [layer.down], [out], Ending.ADD_RESIDUAL, at["x"])
 
     def figures(self, card: Card) -> Iterator[tuple[str, float, float, int]]:
         """(what, seconds a layer, bytes a second, launches) of the whole chain and of each product."""

@@ -18,7 +18,6 @@
 #include "bank.cuh"
 #include "experts_stage.cuh"
 #include "keys.cuh"
-#include "weighted.cuh"
 
 constexpr int PARTS = 4;      // warps that share a tile of experts_up, each a part of the columns
 constexpr int UP_WARPS = 8;
@@ -287,9 +286,6 @@ struct Down {
     const float* shared;  // (rows,)
     const float* residual;
     float* out;           // (rows, hidden) float32, like residual
-    const bf16* norm;     // (hidden,) of the next product, or null: for it
-    bf16* weighted;       // (rows, hidden)
-    float* left;          // (rows, hidden / 16)
     int hidden, per_token, width, shared_width, stride, room;  // room: bytes of a warp's share of memory
 };
 
@@ -314,8 +310,7 @@ __device__ __forceinline__ void run_down(const Down& call, const Bank& bank, int
 }
 
 // out = residual + sum over experts of weight * down_e y_e + shared gate * down y.  A warp an expert, the
-// last warp the shared one; the first leaves what the next norm needs (weighted.cuh).  Grid (hidden / 16, rows),
-// 32 * (per_token + 1) threads.
+// last warp the shared one.  Grid (hidden / 16, rows), 32 * (per_token + 1) threads.
 extern "C" __global__ void __launch_bounds__(544) experts_down(const __grid_constant__ Down call) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ float meet[MOST + 1][16];
@@ -325,9 +320,7 @@ extern "C" __global__ void __launch_bounds__(544) experts_down(const __grid_cons
     int width = routed ? call.width : call.shared_width;
     const Bank& bank = routed ? call.down : call.shared_down;
     long long place = static_cast<long long>(blockIdx.y) * call.hidden + blockIdx.x * 16 + threadIdx.x;
-    bool ends = threadIdx.x < 16;
-    float sum = 0, rest = ends ? __ldcg(call.residual + place) : 0.0f;
-    float weight = ends && call.norm ? 1.0f + __bfloat162float(call.norm[blockIdx.x * 16 + threadIdx.x]) : 0.0f;
+    float sum = 0, rest = threadIdx.x < 16 ? __ldcg(call.residual + place) : 0.0f;
     u8* mine = memory + warp * call.room;
     switch (bank.format) {
         case BF16: run_down<BF16>(call, bank, width, routed, meet[warp], mine); break;
@@ -339,12 +332,7 @@ extern "C" __global__ void __launch_bounds__(544) experts_down(const __grid_cons
         case NVFP4: run_down<NVFP4>(call, bank, width, routed, meet[warp], mine); break;
     }
     __syncthreads();
-    if (warp) return;
-    for (int j = 0; j <= call.per_token && ends; j++) sum += meet[j][threadIdx.x];
-    sum += rest;
-    if (ends) call.out[place] = sum;
-    if (!call.norm) return;
-    float squares = tile_squares<1>(sum, __shfl_xor_sync(~0u, sum, 8));
-    if (ends) call.weighted[place] = __float2bfloat16(sum * weight);
-    if (threadIdx.x == 0) call.left[blockIdx.y * gridDim.x + blockIdx.x] = squares;
+    if (threadIdx.x >= 16) return;
+    for (int j = 0; j <= call.per_token; j++) sum += meet[j][threadIdx.x];
+    call.out[place] = rest + sum;
 }

@@ -1,10 +1,9 @@
-// Hidden states on their way between passes, slots and records, the norms around the MTP stem, and norms that nobody prepared.
+// Hidden states on their way between passes, slots and records, and the norms around the MTP stem.
 //
 // A hidden state is `width` bf16, width % 8 == 0.  The one thing a reader would get wrong: a slot's hidden
 // state is that of its last token, so the row before a sequence's first row lives in the slot.
 #include "pages.cuh"
 #include "ptx.cuh"
-#include "weighted.cuh"
 
 using bf16 = __nv_bfloat16;
 
@@ -139,23 +138,4 @@ extern "C" __global__ void __launch_bounds__(256) concat_norms(bf16* out, const 
         norm_row(out + width, right + at(blockIdx.x, width), right_norm, width, eps);
     else
         norm_row(out, left + at(blockIdx.x, width), left_norm, width, eps);
-}
-
-// What a product leaves of rows for the next one's norm, of rows that came another way: a warp takes 16 columns of
-// four rows.  Grid (tiles / 8, rows / 4).
-extern "C" __global__ void __launch_bounds__(256) weigh_rows(const float* x, const bf16* norm, bf16* weighted, float* squares, int rows, int width) {
-    release_successor();
-    await_predecessor();
-    int lane = threadIdx.x % 32, tile = blockIdx.x * 8 + threadIdx.x / 32, row = blockIdx.y * 4 + lane % 4, tiles = (width + 15) / 16;
-    if (tile >= tiles) return;
-    float v[2] = {};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int k = tile * 16 + h * 8 + lane / 4;
-        if (row >= rows || k >= width) continue;
-        v[h] = x[at(row, width) + k];
-        weighted[at(row, width) + k] = __float2bfloat16(v[h] * (1.0f + __bfloat162float(norm[k])));
-    }
-    float sum = tile_squares<4>(v[0], v[1]);
-    if (lane < 4 && row < rows) squares[row * tiles + tile] = sum;
 }

@@ -11,15 +11,12 @@
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
-//: spills linear 484
-//: spills linear_bf16 8
+//: spills linear 384
 //: spills linear_fp8 8
-//: spills linear_q8 20
-//: spills linear_q4 36
+//: spills linear_fp8_bf16 8
 //: spills linear_q5 20
-//: spills linear_q6 64
-//: spills linear_nvfp4 8
-//: spills linear_q4_q5_bf16 192
+//: spills linear_q6 20
+//: spills linear_q4_q5_bf16 120
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
@@ -47,61 +44,77 @@ __device__ __forceinline__ bool join_parts(float4& total, const Call& call, int 
     return true;
 }
 
-// Scales a finished tile and stores it: lane (g, t) holds rows g and g + 8 of two tokens.  Made before the sums are
-// there, so that what it asks for comes meanwhile.  A matrix with a residual or a norm behind it is the ``ONLY`` one
-// of its launch, so of a kernel of one format.
-template <int F, bool ONLY>
+__device__ __forceinline__ void put(const Call& call, const Matrix& m, int token, int row, float y) {
+    long at = static_cast<long>(token) * m.stride + row;
+    if (call.ending == STORE_BF16) static_cast<bf16*>(m.out)[at] = __float2bfloat16(y);
+    if (call.ending == STORE_F32) static_cast<float*>(m.out)[at] = y;
+    if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[at] = call.residual[at] + y;
+}
+
+// Scale a finished tile and store it, by a working warp, which has no registers to ask for anything early.  Lane
+// (g, t) holds rows g and g + 8 of two tokens.
+template <int F>
+__device__ __forceinline__ void store(float4 total, const Call& call, const Place& at, const float* token_scale, int lane) {
+    const Matrix &low = call.matrices[at.matrix[0]], &high = call.matrices[at.matrix[1]];
+    int g = row_in_half<F>(lane / 4), a = at.row[0] + g, b = at.row[1] + g;
+    bool has_a = static_cast<u32>(a) < low.rows, has_b = static_cast<u32>(b) < high.rows;
+    float fa = has_a ? row_factor<F>(low, a) : 0, fb = has_b ? row_factor<F>(high, b) : 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int token = row_of<F>(lane, i);
+        if (token >= call.rows) continue;
+        float scale = token_scale[token];
+        float ya = (i ? total.y : total.x) * fa * scale, yb = (i ? total.w : total.z) * fb * scale;
+        if (call.ending == SWIGLU) {
+            float silu = ya / (1.0f + __expf(-ya));
+            if (has_a) static_cast<bf16*>(low.out)[static_cast<long>(token) * low.stride + a] = __float2bfloat16(silu * yb);
+            continue;
+        }
+        if (has_a) put(call, low, token, a, ya);
+        if (has_b) put(call, high, token, b, yb);
+    }
+}
+
+// The same by a warp that does nothing else.  Made before the sums are there, so that row factors and residuals
+// come meanwhile.
+template <int F>
 struct Output {
     const Call& call;
     Place at;
-    int tile;
-    float factor[2], residual[2][2], weight[2];
+    float factor[2], residual[2][2];
 
-    __device__ __forceinline__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate<F>(call, group, tile)), tile(tile) {
+    __device__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate<F>(call, group, tile)) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const Matrix& m = call.matrices[at.matrix[h]];
             int row = at.row[h] += row_in_half<F>(lane / 4);
-            factor[h] = has(0, h) ? row_factor<F>(m, row) : 0;
-            if constexpr (!ONLY) continue;
-            weight[h] = call.norm && has(0, h) ? 1.0f + __bfloat162float(call.norm[row]) : 0.0f;
+            bool has = static_cast<u32>(row) < m.rows;
+            factor[h] = has ? row_factor<F>(m, row) : 0;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int token = row_of<F>(lane, i);
-                residual[h][i] = call.ending == ADD_RESIDUAL && has(token, h) ? call.residual[place(token, h)] : 0.0f;
-            }
+            for (int i = 0; i < 2; i++)
+                if (call.ending == ADD_RESIDUAL && has && row_of<F>(lane, i) < call.rows)
+                    residual[h][i] = call.residual[static_cast<long>(row_of<F>(lane, i)) * m.stride + row];
         }
     }
     __device__ __forceinline__ void store(float4 total, const float* token_scale, int lane) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (row_of<F>(0, i) >= call.rows) continue;
             int token = row_of<F>(lane, i);
-            float scale = token < call.rows ? token_scale[token] : 0;
+            if (token >= call.rows) continue;
+            float scale = token_scale[token];
             float a = (i ? total.y : total.x) * factor[0] * scale, b = (i ? total.w : total.z) * factor[1] * scale;
             if (call.ending == SWIGLU) a = a / (1.0f + __expf(-a)) * b;
-            if constexpr (ONLY) a += residual[0][i], b += residual[1][i];
-            put(token, 0, a);
-            if (call.ending != SWIGLU) put(token, 1, b);
-            if constexpr (ONLY)
-                if (call.norm) leave(token, a, b, lane);
+            put(token, 0, i, a);
+            if (call.ending != SWIGLU) put(token, 1, i, b);
         }
     }
-    __device__ __forceinline__ bool has(int token, int h) const {
-        return token < call.rows && static_cast<u32>(at.row[h]) < call.matrices[at.matrix[h]].rows;
-    }
-    __device__ __forceinline__ int place(int token, int h) const { return token * call.matrices[at.matrix[h]].stride + at.row[h]; }
-    __device__ __forceinline__ void put(int token, int h, float y) const {
-        if (!has(token, h)) return;
-        void* out = call.matrices[at.matrix[h]].out;
-        if (call.ending == STORE_BF16 || call.ending == SWIGLU) static_cast<bf16*>(out)[place(token, h)] = __float2bfloat16(y);
-        else static_cast<float*>(out)[place(token, h)] = y;
-    }
-    __device__ __forceinline__ void leave(int token, float a, float b, int lane) const {
-        float squares = tile_squares<4>(has(token, 0) ? a : 0.0f, has(token, 1) ? b : 0.0f);
-        if (has(token, 0)) call.weighted[place(token, 0)] = __float2bfloat16(a * weight[0]);
-        if (has(token, 1)) call.weighted[place(token, 1)] = __float2bfloat16(b * weight[1]);
-        if (token < call.rows && lane < 4) call.left[token * call.matrices[at.matrix[0]].tiles + tile] = squares;
+    __device__ __forceinline__ void put(int token, int h, int i, float y) const {
+        const Matrix& m = call.matrices[at.matrix[h]];
+        if (static_cast<u32>(at.row[h]) >= m.rows) return;
+        long to = static_cast<long>(token) * m.stride + at.row[h];
+        if (call.ending == STORE_BF16 || call.ending == SWIGLU) static_cast<bf16*>(m.out)[to] = __float2bfloat16(y);
+        if (call.ending == STORE_F32) static_cast<float*>(m.out)[to] = y;
+        if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[to] = residual[h][i] + y;
     }
 };
 
@@ -117,7 +130,7 @@ __device__ __forceinline__ bool add_up(float4& total, const Call& call, int base
 }
 
 // The warp that finishes a team's tiles, where registers leave room for it.
-template <int F, bool ONLY>
+template <int F>
 __device__ __forceinline__ void finish(const Call& call, const Group& group, Share share, const float4* meet, float4* carry, Control& control, int owner) {
     int lane = threadIdx.x % 32;
     await_predecessor();
@@ -125,7 +138,7 @@ __device__ __forceinline__ void finish(const Call& call, const Group& group, Sha
         phase_wait(&control.begun[owner][n & 1], n / 2 & 1);
         int tile = control.under_way[owner][n & 1];
         if (tile >= group.tiles) return;
-        Output<F, ONLY> output(call, group, tile, lane);
+        Output<F> output(call, group, tile, lane);
         for (int p = share.first; p < share.last; p++, round++) {
             int side = round & 1;
             await_sums(control, owner, round, (SPANS * share.teams + 1) * 32);
@@ -237,7 +250,7 @@ struct Cursor {
 };
 
 // All tiles of one team, or of the teams that share them, for weights of one format.
-template <int F, bool APART, bool ONLY>
+template <int F, bool APART>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     constexpr int UNIT = L::COLUMNS * 2;  // bytes of x
@@ -255,7 +268,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     u8* x = reinterpret_cast<u8*>(scales) + columns / 64 * L::X_SCALES;
     if (APART && warp >= TEAMS * (SPANS + 1)) {
         if (WATCHED) await_rows<APART>();
-        if (team == owner) finish<F, ONLY>(call, group, share, meet, carry, control, owner);
+        if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
         return;
     }
     if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims + number * 2);
@@ -287,7 +300,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
             if (APART || place != turn) continue;
             await_sums(control, owner, round, crew * 32);
             if (add_up(total, call, group.base, share, here, carry, &control.gathered[owner][side], p, tile))
-                Output<F, ONLY>(call, group, tile, lane).store(total, control.scale, lane);
+                store<F>(total, call, locate<F>(call, group, tile), control.scale, lane);
             __syncwarp();
         }
     }
@@ -324,7 +337,7 @@ __device__ __forceinline__ void stream(const Call& call) {
     }
     __syncthreads();
     u32* claims = call.claims + g * MAX_PARTS * 2;
-    ((group.format == FORMATS ? run<FORMATS, APART, sizeof...(FORMATS) == 1>(call, group, claims, shared, control) : void()), ...);
+    ((group.format == FORMATS ? run<FORMATS, APART>(call, group, claims, shared, control) : void()), ...);
 }
 
 // One kernel for every set of formats that a model's launches have, besides that for any: a sixth of its
@@ -342,3 +355,20 @@ extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const
 extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, Q8, BF16>(call); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, Q4, Q5, BF16>(call); }
 extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, NVFP4, BF16>(call); }
+
+// x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
+extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
+    __shared__ float squares[WORKERS / 32];
+    release_successor();
+    await_predecessor();
+    const float* row = x + static_cast<long>(blockIdx.x) * columns;
+    float mine = 0;
+    for (int c = threadIdx.x * 8; c < columns; c += WORKERS * 8)
+        *reinterpret_cast<uint4*>(out + static_cast<long>(blockIdx.x) * columns + c) = normed(row + c, norm + c, mine);
+    mine = warp_sum(mine);
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    float found = inverse_rms(squares, columns, eps);
+    if (threadIdx.x == 0) scale[blockIdx.x] = found;
+}

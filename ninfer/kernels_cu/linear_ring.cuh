@@ -8,7 +8,6 @@
 // columns, and the units of a stage are neighbours in the row (good for DRAM), not a warp's own.
 #pragma once
 #include "formats.cuh"
-#include "weighted.cuh"
 
 #ifndef TEAMS
 #define TEAMS 3
@@ -22,6 +21,7 @@ constexpr int ARRIVALS = WATCHED ? 32 : 1;  // of a warp
 constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
+enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
 
 // An integer added to the bits of these adds as much to the first and a 256th of it to the second: sums of
 // products of upper and of lower bytes of x begin there.
@@ -35,19 +35,16 @@ struct Group {
 struct Call {
     Group groups[4];
     Matrix matrices[8];
-    const bf16* x;          // (rows, columns)
-    const float* squares;   // of these rows before their norm (see weighted.cuh), where they have one
+    const void* x;          // (rows, columns): bf16, or float32 for ROWS_NORMED
+    const bf16* norm;       // (columns,) of ROWS_NORMED
+    const float* scale;     // (rows,) of ROWS_SCALED
     const float* residual;  // (rows, stride) of ADD_RESIDUAL
-    const bf16* norm;       // that of the next product, for which the only matrix leaves:
-    bf16* weighted;         // (rows, stride)
-    float* left;            // (rows, tiles), the squares of each tile's rows
     float4* partial;        // (tiles, parts, 32) when parts are split over blocks
     u32* counters;          // (tiles,), zero between launches
     u32* claims;            // two for each group and part, zero between launches
-    int rows, columns, parts, ending;
+    int rows, columns, parts, beginning, ending;
     float eps;
     int stages;
-    int squared;  // sums of squares of a row, or none
     int split;    // blocks that a tile's parts are spread over: all parts, or 1
     int joint;    // whether all teams work on one tile, each on its 8 of every 8 * TEAMS units
 };
@@ -67,6 +64,7 @@ struct Control {
     int tile[TEAMS][MAX_STAGES];                             // the tiles named to the working warps, likewise
     u32 taken;                                               // of the block's own tiles, by its teams
     float scale[ROWS];
+    float squares[ROWS][WORKERS / 32];
     u64 met[TEAMS][2];                                       // sums of a tile, part by part, once they are there, if WATCHED
 };
 

@@ -1,12 +1,44 @@
-// x of the linear kernel on its way to shared memory: in the order in which codes come out and in the numbers that
-// the codes multiply.  Every 64 columns of a row (128 for nvfp4) have a power
-// of two of their own:
+// x of the linear kernel on its way to shared memory: normed if asked, in the order in which codes come out,
+// and in the numbers that the codes multiply.  Every 64 columns of a row (128 for nvfp4) have a power of two of their own:
 // as fixed point of 15 bits they err by less than 2^-14 of their largest, where bf16 itself has 2^-9 of each.
 //
 // The one thing a reader would get wrong: rows lie one after the other with a pad that keeps eight rows out
 // of each other's banks, and in fixed point the upper bytes of 64 columns come before their lower bytes.
 #pragma once
 #include "linear_ring.cuh"
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+
+// By one warp, from the sums of the working warps.
+__device__ __forceinline__ float inverse_rms(const float* squares, int columns, float eps) {
+    int lane = threadIdx.x % 32;
+    float sum = warp_sum(lane < WORKERS / 32 ? squares[lane] : 0.0f);
+    return rsqrtf(sum / static_cast<float>(columns) + eps);
+}
+
+__device__ __forceinline__ u32 pair_bf16(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+// Eight columns of x (1 + norm) in bf16; their squares are added to ``squares``.
+__device__ __forceinline__ uint4 normed(const float* x, const bf16* norm, float& squares) {
+    float4 a = *reinterpret_cast<const float4*>(x), b = *reinterpret_cast<const float4*>(x + 4);
+    uint4 w = *reinterpret_cast<const uint4*>(norm);
+    float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    u32 words[4] = {w.x, w.y, w.z, w.w}, out[4];
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        out[i] = pair_bf16(v[2 * i] * (1.0f + as_float(words[i] << 16)),
+                           v[2 * i + 1] * (1.0f + as_float(words[i] & 0xffff0000u)));
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
 
 // The exponent, as bf16 has it, of the largest of 64 columns, or for nvfp4 of 128; a lane holds 16 of them.
 template <int F>
@@ -144,7 +176,7 @@ __device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stri
 
 // Start to fetch a warp's own stretches of rows that are bf16 already, a group of copies each.
 __device__ __forceinline__ void fetch(const Call& call, u8* x, int stride, int begin, int columns) {
-    const bf16* from = call.x + begin;
+    const bf16* from = static_cast<const bf16*>(call.x) + begin;
 #pragma unroll 1
     for (Stretches at(columns); at.row < call.rows; at.next()) {
 #pragma unroll
@@ -157,28 +189,41 @@ __device__ __forceinline__ void fetch(const Call& call, u8* x, int stride, int b
     }
 }
 
+// Rows that come in float32 with a norm: one after the other, their squares summed over all columns.
+__device__ __forceinline__ void norm_rows(const Call& call, Control& control, u8* x, int stride, int begin, int columns) {
+    int K = call.columns;
+    for (int t = 0; t < call.rows; t++) {
+        float squares = 0;
+        for (int c = threadIdx.x * 8; c < max(K, begin + columns); c += WORKERS * 8) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
+            if (c >= begin && c < begin + columns) *reinterpret_cast<uint4*>(x + t * stride + (c - begin) * 2) = v;
+        }
+        squares = warp_sum(squares);
+        if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
+    }
+    team_barrier(14, WORKERS);
+}
+
 // Until x is staged.  Warps that finish tiles see the rows' scales because they see sums; if WATCHED, they wait too.
 template <bool APART>
 __device__ __forceinline__ void await_rows() {
     team_barrier(15, WORKERS + (WATCHED && APART ? TEAMS * 32 : 0));
 }
 
-// The scale of a row, by a warp each: the last ones, which have the fewest columns to convert.
-__device__ __forceinline__ void find_scale(const Call& call, Control& control) {
-    int row = WORKERS / 32 - 1 - threadIdx.x / 32;
-    if (row >= call.rows) return;
-    float scale = 1;
-    if (call.squares) scale = rsqrtf(__fdividef(row_squares(call.squares + row * call.squared, call.squared), static_cast<float>(call.columns)) + call.eps);
-    if (threadIdx.x % 32 == 0) control.scale[row] = scale;
-}
-
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
 template <int F, bool APART>
 __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* scales, int begin, int columns) {
-    int stride = Layout<F>::x_stride(columns);
-    fetch(call, x, stride, begin, columns);
-    find_scale(call, control);
+    int stride = Layout<F>::x_stride(columns), t = threadIdx.x / 32;
+    bool norms = call.beginning == ROWS_NORMED;
+    if (norms) norm_rows(call, control, x, stride, begin, columns);
+    else fetch(call, x, stride, begin, columns);
     if constexpr (F != BF16) convert<F>(call.rows, x, scales, stride, columns);
     else await_copies(0);
+    if (t < call.rows) {
+        float scale = norms ? inverse_rms(control.squares[t], call.columns, call.eps)
+                      : call.beginning == ROWS_SCALED ? call.scale[t] : 1.0f;
+        if (threadIdx.x % 32 == 0) control.scale[t] = scale;
+    }
     await_rows<APART>();
 }

@@ -34,7 +34,7 @@ def remember(verbs: Verbs, model: Decoder, w: Mtp, previous: Array, step: Step) 
 def _enter(verbs: Verbs, model: Decoder, w: Mtp, previous: Array, step: Step) -> Array:
     embedded = verbs.embed(model.embedding, step)
     joined = verbs.concat_norms(embedded, w.embedding_norm, previous, w.hidden_norm)
-    return verbs.project(joined, w.input_projection, w.layer.mixer.norm)
+    return verbs.project(joined, w.input_projection)
 
 
 def propose(verbs: Verbs, model: Decoder, hidden: Array) -> Array:

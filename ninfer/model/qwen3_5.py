@@ -14,44 +14,43 @@ from ninfer.ops.verbs import Array, Step, Verbs
 def forward(verbs: Verbs, model: Decoder, step: Step) -> Array:
     """Run all layers.  -> (T, H) final-normed hidden states."""
     x = verbs.embed(model.embedding, step)
-    norms = (*(layer.mixer.norm for layer in model.layers[1:]), None)
-    for layer, norm in zip(model.layers, norms, strict=True):
-        x = block(verbs, layer, x, step, norm)
+    for layer in model.layers:
+        x = block(verbs, layer, x, step)
     return verbs.final_norm(x, model.final_norm)
 
 
-def block(verbs: Verbs, layer: Layer, x: Array, step: Step, norm: Array | None = None) -> Array:
-    """One decoder layer: mixer, then feed-forward, both with residual; ``norm`` is the next.  -> (T, H)."""
-    feed = layer.feed
-    between = feed.norm if isinstance(feed, Dense) else None
+def block(verbs: Verbs, layer: Layer, x: Array, step: Step) -> Array:
+    """One decoder layer: mixer, then feed-forward, both with residual.  -> (T, H)."""
     if isinstance(layer.mixer, Attention):
-        x = attention(verbs, layer.mixer, layer.index, x, step, between)
+        x = attention(verbs, layer.mixer, layer.index, x, step)
     else:
-        x = delta(verbs, layer.mixer, layer.index, x, step, between)
-    return dense(verbs, feed, x, norm) if isinstance(feed, Dense) else sparse(verbs, feed, x, norm)
+        x = delta(verbs, layer.mixer, layer.index, x, step)
+    if isinstance(layer.feed, Dense):
+        return dense(verbs, layer.feed, x)
+    return sparse(verbs, layer.feed, x)
 
 
-def attention(verbs: Verbs, w: Attention, index: int, x: Array, step: Step, norm: Array | None) -> Array:
+def attention(verbs: Verbs, w: Attention, index: int, x: Array, step: Step) -> Array:
     """Gated full attention with residual."""
     q, gate, k, v = verbs.norm_project(x, w.norm, (w.query, w.gate, w.key, w.value))
     y = verbs.attend(q, gate, k, v, w.query_norm, w.key_norm, index, step)
-    return verbs.project_add(y, w.output, x, norm)
+    return verbs.project_add(y, w.output, x)
 
 
-def delta(verbs: Verbs, w: Delta, index: int, x: Array, step: Step, norm: Array | None) -> Array:
+def delta(verbs: Verbs, w: Delta, index: int, x: Array, step: Step) -> Array:
     """Gated DeltaNet with residual."""
     q, k, v, z, a, b = verbs.norm_project(x, w.norm, (w.query, w.key, w.value, w.z, w.a, w.b))
     y = verbs.delta_rule((q, k, v), z, a, b, w.convolution, w.a_log, w.dt_bias, w.inner_norm, index, step)
-    return verbs.project_add(y, w.output, x, norm)
+    return verbs.project_add(y, w.output, x)
 
 
-def dense(verbs: Verbs, w: Dense, x: Array, norm: Array | None) -> Array:
+def dense(verbs: Verbs, w: Dense, x: Array) -> Array:
     """SwiGLU feed-forward with residual."""
-    return verbs.project_add(verbs.norm_swiglu(x, w.norm, w.gate, w.up), w.down, x, norm)
+    return verbs.project_add(verbs.norm_swiglu(x, w.norm, w.gate, w.up), w.down, x)
 
 
-def sparse(verbs: Verbs, w: Sparse, x: Array, norm: Array | None) -> Array:
+def sparse(verbs: Verbs, w: Sparse, x: Array) -> Array:
     """Mixture of experts with the shared expert and residual."""
     route = verbs.norm_route(x, w.norm, w.router, w.shared_score, w.per_token)
     y = verbs.experts_swiglu(route, w.gate, w.up)
-    return verbs.experts_add(y, route, w.down, w.shared, x, norm)
+    return verbs.experts_add(y, route, w.down, w.shared, x)

@@ -15,7 +15,7 @@ import attrs
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import Shape, Take
-from ninfer.ops.linear import Ending, Rows, Weighted
+from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.products import Products, joined, matrix_bytes
 from ninfer.ops.stored import CODES, StoredMatrix
 from ninfer.ops.verbs import Routing
@@ -220,13 +220,14 @@ class Experts:
         down: Bank,
         shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
         x: DeviceArray,
-        out: DeviceArray,
-        leave: Weighted | None = None,
-    ) -> None:
-        """Fill out (T, H) float32: x + the routed experts + the shared expert; leave it for a norm."""
+        wide: bool,
+    ) -> DeviceArray:
+        """x + the routed experts + the shared expert.  -> (T, H) float32."""
+        if wide:
+            return self._wide(y, route, down, shared, x)
         gate, up, last = (single(matrix) for matrix in shared)
         products = self._up(y, gate, up, route)
-        self._down(products, down, last, route, x, out, leave)
+        return self._down(products, down, last, route, x)
 
     # Prompts
 
@@ -239,7 +240,7 @@ class Experts:
         way = "hopper" if self._hopper() else "wide"
         return self.library.get(f"experts_{way}.cu", f"experts_{name}_{way}", BM=tile)
 
-    def add_wide(
+    def _wide(
         self,
         y: Pending,
         route: Routing,
@@ -247,7 +248,6 @@ class Experts:
         shared: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
         x: DeviceArray,
     ) -> DeviceArray:
-        """x + the routed experts + the shared expert, experts grouped.  -> (T, H) float32."""
         groups = self._group(route, y.gate.experts)
         act = self._up_wide(groups, route, y)
         parts = self._down_wide(groups, route, act, down)
@@ -336,27 +336,20 @@ class Experts:
         return out
 
     def _down(
-        self,
-        products: DeviceArray,
-        down: Bank,
-        last: Bank,
-        route: Routing,
-        x: DeviceArray,
-        out: DeviceArray,
-        leave: Weighted | None,
-    ) -> None:
+        self, products: DeviceArray, down: Bank, last: Bank, route: Routing, x: DeviceArray
+    ) -> DeviceArray:
         rows, hidden = x.shape
         per_token = route.experts.shape[1]
         width, common = down.rows.columns, last.rows.columns
         if hidden % 16 or width % 8 or common % 8:
             raise ValueError(f"experts: {hidden} rows of {width} and {common} columns")
+        out = self.take(x.shape, "f32")
         room = max(sum(_room(bank.rows.columns, bank.rows, 1)) for bank in (down, last))
         room = -(-room // 128) * 128
-        left = (leave.norm, leave.x, leave.squares) if leave else (None, None, None)
-        pointers = (products, route.experts, route.weights, route.shared, x, out, *left)
+        pointers = (products, route.experts, route.weights, route.shared, x, out)
         call = b"".join(bank.pack() for bank in (down, last)) + struct.pack(
-            "9Q6i",
-            *(part.ptr if part else 0 for part in pointers),
+            "6Q6i",
+            *(part.ptr for part in pointers),
             hidden,
             per_token,
             width,
@@ -371,3 +364,4 @@ class Experts:
             shared=room * (per_token + 1),
             dependent=self.dependent,
         )
+        return out

@@ -27,6 +27,7 @@ MAX_PART = 6144  # columns whose products are summed before parts are added up
 JOINT_TILES = 132  # no more tiles than that: all teams of a block share each
 MAX_ROWS = 8
 LEAST_ROWS = 4  # that a launch of three teams must take, or there are two
+FUSED_NORM_ROWS = 4  # more rows are normed once by a kernel of their own, to the same bits
 SPANS = 8  # working warps of a team
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
 CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
@@ -81,7 +82,7 @@ KERNELS = {
 FEW_BITS = {3, 4, 5}  # whose products need the registers of a finishing warp
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("9Q4if4i")
+_TAIL = struct.Struct("7Q5if3i")
 
 
 class Ending(enum.IntEnum):
@@ -94,38 +95,12 @@ class Ending(enum.IntEnum):
 
 
 @attrs.frozen(eq=False)
-class Weighted:
-    """What the norm ``norm`` of float32 rows x needs, left by whatever made x.
-
-    x        (T, K) bf16: x (1 + norm)
-    squares  (T, tiles) float32: sums of the squares of 16 columns of x each
-    """
-
-    norm: DeviceArray
-    x: DeviceArray
-    squares: DeviceArray
-
-    @classmethod
-    def take(cls, take: Take, shape: tuple[int, ...], norm: DeviceArray, tiles: int) -> Weighted:
-        """Room for rows of this shape."""
-        return cls(norm, take(shape, "bf16"), take((shape[0], tiles), "f32"))
-
-    def rows(self, begin: int, end: int) -> Weighted:
-        """Those of some rows."""
-        return Weighted(self.norm, self.x.rows(begin, end), self.squares.rows(begin, end))
-
-
-@attrs.frozen(eq=False)
 class Rows:
-    """The left operand: (T, K) bf16, or float32 with a (1 + w) RMSNorm to apply first.
-
-    ready  what has been left for that norm, if anything
-    """
+    """The left operand: (T, K) bf16, or float32 with a (1 + w) RMSNorm to apply first."""
 
     x: DeviceArray
     norm: DeviceArray | None = None
     eps: float = 0.0
-    ready: Weighted | None = None
 
 
 @attrs.frozen
@@ -287,36 +262,34 @@ class Linear:
         outs: Sequence[DeviceArray],
         ending: Ending,
         residual: DeviceArray | None = None,
-        leave: Weighted | None = None,
     ) -> None:
         """Multiply: outs[i] = ending(rows @ matrices[i].T).
 
         x         (T, K)    bf16, or float32 when ``rows.norm`` is given
         outs[i]   (T, N_i)  bf16 or float32 as ``ending`` says; SWIGLU has one, for two matrices
         residual  (T, N)    float32, for ADD_RESIDUAL
-        leave     filled for the norm of the only output, which is float32
 
         Any T; K a multiple of 8, rows of codes on 16 bytes.  Raises ValueError.
         """
         self._check(rows, matrices, outs, ending, residual)
-        if leave and (len(outs) > 1 or outs[0].kind != "f32" or leave.x.shape != outs[0].shape):
-            raise ValueError("linear: a norm takes the one float32 output, whole")
         groups, (total, columns) = group_by_format(matrices, ending), rows.x.shape
         tiles, forms = sum(group.tiles for group in groups), tuple(group.format for group in groups)
         teams = teams_of(tiles, self.blocks, columns, forms, self.shared_limit)
         step = rows_that_fit(columns, forms, self.shared_limit, teams)
         if not step:
             raise ValueError(f"{columns} columns do not fit {self.shared_limit} bytes of shared memory")
-        ready = rows.ready or (self.weigh(rows.x, rows.norm) if rows.norm else None)
+        source, scale = (
+            self._normed(rows, teams) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
+        )
         for begin in range(0, total, step):
             end = min(total, begin + step)
             self._launch(
-                attrs.evolve(rows, x=rows.x.rows(begin, end), ready=ready and ready.rows(begin, end)),
+                attrs.evolve(source, x=source.x.rows(begin, end)),
+                scale.rows(begin, end) if scale else None,
                 matrices,
                 [out.rows(begin, end) for out in outs],
                 ending,
                 residual.rows(begin, end) if residual else None,
-                leave and leave.rows(begin, end),
                 teams,
             )
 
@@ -345,26 +318,30 @@ class Linear:
         if rows.x.kind != ("bf16" if rows.norm is None else "f32"):
             raise ValueError(f"linear: x is {rows.x.kind}")
 
-    def weigh(self, x: DeviceArray, norm: DeviceArray) -> Weighted:
-        """What ``norm`` needs of x (T, K) float32."""
-        total, columns = x.shape
-        made = Weighted.take(self.take, x.shape, norm, -(-columns // 16))
-        self.library.get("hidden.cu", "weigh_rows").launch(
-            (-(-made.squares.shape[1] // 8), -(-total // 4)),
-            256,
-            *(x, norm, made.x, made.squares, total, columns),
+    def _normed(self, rows: Rows, teams: int) -> tuple[Rows, DeviceArray]:
+        total, columns = rows.x.shape
+        x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
+        self.library.get("linear.cu", "scale_rows", TEAMS=teams).launch(
+            total,
+            teams * SPANS * 32,
+            rows.x,
+            rows.norm,
+            x,
+            scale,
+            columns,
+            rows.eps,
             dependent=self.dependent,
         )
-        return made
+        return Rows(x), scale
 
     def _launch(
         self,
         rows: Rows,
+        scale: DeviceArray | None,
         matrices: Sequence[StoredMatrix],
         outs: Sequence[DeviceArray],
         ending: Ending,
         residual: DeviceArray | None,
-        leave: Weighted | None,
         teams: int,
     ) -> None:
         total, columns = rows.x.shape
@@ -381,20 +358,20 @@ class Linear:
         tiles = sum(group.tiles for group in groups)
         partial = self._partial(tiles, split)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
-            rows.ready.x.ptr if rows.ready else rows.x.ptr,
-            rows.ready.squares.ptr if rows.ready else 0,
+            rows.x.ptr,
+            rows.norm.ptr if rows.norm else 0,
+            scale.ptr if scale else 0,
             residual.ptr if residual else 0,
-            *((leave.norm.ptr, leave.x.ptr, leave.squares.ptr) if leave else (0, 0, 0)),
             partial.ptr if partial else 0,
             self.counters.ptr + 4 * LAUNCHES * CLAIMS,
             self.counters.ptr + 4 * CLAIMS * (self._launched % LAUNCHES),
             total,
             columns,
             parts_of(columns),
+            1 if scale else 2 if rows.norm else 0,
             ending,
             rows.eps,
             plan.stages,
-            rows.ready.squares.shape[1] if rows.ready else 0,
             split,
             tiles <= JOINT_TILES,
         )

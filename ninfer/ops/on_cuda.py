@@ -4,9 +4,6 @@ Activations are bf16, the residual stream float32.  A step's kind chooses the ro
 (prefill widens weights, rows stream them), so ``embed`` must be the first verb of a pass: it enters the
 step.  Nothing here allocates, waits or reads back, so the same calls run eagerly and inside capture.
 
-A product that is told which norm follows leaves what that needs; it is remembered for the very array that
-the product returned, until the next norm.  Where nothing was left, a kernel of its own makes the same bits.
-
 The one thing a reader would get wrong: heads, drafts and logits always take the streaming road, also in
 a prefill pass, so the token after a prompt is found in decode's arithmetic.
 """
@@ -21,7 +18,7 @@ from ninfer.ops.cuda_delta import Delta, DeltaRows
 from ninfer.ops.cuda_experts import Experts, Pending
 from ninfer.ops.cuda_sampler import Sampler
 from ninfer.ops.cuda_state import DeltaWeights, Records, Shape, Take, pack_sequences
-from ninfer.ops.linear import Ending, Rows, Weighted, tiles_of
+from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.products import Products
 from ninfer.ops.verbs import Routing, Step, Weight
 
@@ -40,7 +37,6 @@ class CudaVerbs:
     experts: Experts
     sampler: Sampler
     _wide: bool = False
-    _left: tuple[Array, Weighted] | None = None
 
     def _launch(
         self, name: str, grid: int | tuple[int, int], *arguments: DeviceArray | int | float | bytes | None
@@ -49,26 +45,11 @@ class CudaVerbs:
         library.get("hidden.cu", name).launch(grid, 256, *arguments, dependent=self.delta.dependent)
 
     def _rows(self, x: Array, norm: Array) -> Rows:
-        left, self._left = self._left, None
-        ready = left[1] if left and left[0] is x and left[1].norm is norm else None
-        return Rows(x, norm, self.shape.eps, ready)
-
-    def _leave(self, x: Array, norm: Array | None, tiles: int) -> Weighted | None:
-        self._left = None if norm is None else (x, Weighted.take(self.take, x.shape, norm, tiles))
-        return self._left and self._left[1]
-
-    def _project(
-        self, y: Array, weight: Weight, ending: Ending, x: Array | None, norm: Array | None
-    ) -> Array:
-        out = self.take((y.shape[0], weight.rows), "f32")
-        streams = weight.data.aligned and not self._wide
-        leave = self._leave(out, norm if streams else None, tiles_of(weight.data, ending))
-        self.products(Rows(y), [weight.data], [out], ending, x, wide=self._wide, leave=leave)
-        return out
+        return Rows(x, norm, self.shape.eps)
 
     def embed(self, table: Weight, step: Step) -> Array:
         """Look up token rows, then replace the rows that ``step.embeds`` names; enters the step."""
-        self._wide, self._left = step.kind == "prefill", None
+        self._wide = step.kind == "prefill"
         self.attention.enter(step)
         x = self.products.embed(table.data, step.ids)
         if step.embeds is not None:
@@ -117,9 +98,11 @@ class CudaVerbs:
         weights = DeltaWeights(convolution, a_log, dt_bias, norm)
         return self.delta(DeltaRows(*qkv, z, a, b), weights, layer, step)
 
-    def project_add(self, y: Array, weight: Weight, x: Array, norm: Array | None = None) -> Array:
+    def project_add(self, y: Array, weight: Weight, x: Array) -> Array:
         """x + y @ W.T, float32."""
-        return self._project(y, weight, Ending.ADD_RESIDUAL, x, norm)
+        out = self.take(x.shape, "f32")
+        self.products(Rows(y), [weight.data], [out], Ending.ADD_RESIDUAL, x, wide=self._wide)
+        return out
 
     def norm_swiglu(self, x: Array, norm: Array, gate: Weight, up: Weight) -> Array:
         """silu(n @ gate.T) * (n @ up.T) of the normed input, in bf16."""
@@ -144,15 +127,10 @@ class CudaVerbs:
         down: Weight,
         shared: tuple[Weight, Weight, Weight],
         x: Array,
-        norm: Array | None = None,
     ) -> Array:
         """x + sum_e weight_e down_e y_e + shared_gate * shared(n), float32."""
-        matrices = (shared[0].data, shared[1].data, shared[2].data)
-        if self._wide:
-            return self.experts.add_wide(y, route, down.data, matrices, x)
-        out = self.take(x.shape, "f32")
-        self.experts.add(y, route, down.data, matrices, x, out, self._leave(out, norm, x.shape[1] // 16))
-        return out
+        matrices = tuple(weight.data for weight in shared)
+        return self.experts.add(y, route, down.data, (matrices[0], matrices[1], matrices[2]), x, self._wide)
 
     def final_norm(self, x: Array, norm: Array) -> Array:
         """(1+w) RMSNorm of every row, in bf16."""
@@ -173,9 +151,11 @@ class CudaVerbs:
         )
         return out
 
-    def project(self, y: Array, weight: Weight, norm: Array | None = None) -> Array:
+    def project(self, y: Array, weight: Weight) -> Array:
         """y @ W.T, float32."""
-        return self._project(y, weight, Ending.STORE_F32, None, norm)
+        out = self.take((y.shape[0], weight.rows), "f32")
+        self.products(Rows(y), [weight.data], [out], Ending.STORE_F32, wide=self._wide)
+        return out
 
     def logits(self, hidden: Array, head: Weight) -> Array:
         """hidden @ head.T.  -> (T, V) float32."""

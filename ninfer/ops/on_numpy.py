@@ -155,7 +155,7 @@ class NumpyVerbs:
         o *= norm
         return o.reshape(z.shape) * silu(z)
 
-    def project_add(self, y: Floats, weight: Weight, x: Floats, norm: Floats | None = None) -> Floats:
+    def project_add(self, y: Floats, weight: Weight, x: Floats) -> Floats:
         """x + y @ W.T."""
         (out,) = multiply(y, (weight,))
         out += x
@@ -187,7 +187,6 @@ class NumpyVerbs:
         down: Weight,
         shared: tuple[Weight, Weight, Weight],
         x: Floats,
-        norm: Floats | None = None,
     ) -> Floats:
         """x + sum_e weight_e down_e y_e + shared_gate * shared(n)."""
         routed = mix(apply_experts(y, route.experts, down.data, x.shape[1] > 1), route.weights)
@@ -206,7 +205,7 @@ class NumpyVerbs:
         parts = self._norm(left, left_norm), self._norm(right, right_norm)
         return np.concatenate(parts, axis=-1)
 
-    def project(self, y: Floats, weight: Weight, norm: Floats | None = None) -> Floats:
+    def project(self, y: Floats, weight: Weight) -> Floats:
         """y @ W.T."""
         return multiply(y, (weight,))[0]
 

@@ -17,7 +17,7 @@ import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm import Gemm
-from ninfer.ops.linear import Ending, Linear, Rows, Weighted
+from ninfer.ops.linear import Ending, Linear, Rows
 from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
 
 _MATRIX = struct.Struct("5Q4i")
@@ -92,19 +92,17 @@ class Products:
         residual: DeviceArray | None = None,
         *,
         wide: bool = False,
-        leave: Weighted | None = None,
     ) -> None:
         """outs[i] = ending(rows @ matrices[i].T); shapes as in ``Linear``, any number of columns.
 
-        Several outs of a wide product are those of ``places``.  Only products of even matrices that are not
-        wide can ``leave`` anything.
+        Several outs of a wide product are those of ``places``.
         """
         even = all(_even(matrix) for matrix in matrices)
         swiglu = ending is Ending.SWIGLU
         if swiglu and len({(m.format, m.rows) for m in matrices}) != 1:
             even = wide = False  # no fused kernel pairs two formats
         if even and not wide:
-            self.linear(rows, matrices, outs, ending, residual, leave)
+            self.linear(rows, matrices, outs, ending, residual)
             return
         x = self._normed(rows)
         if swiglu:

@@ -10,9 +10,6 @@ Conventions
     Weight   a matrix (N, K): y = x @ W.T, stored in any artifact format
     Step     what the rows are: see below; all its arrays live on the device
 
-Verbs that make x also take the norm that ``norm_project`` or ``norm_swiglu`` will apply to it, where one
-will: a backend may prepare for it, and the result is the same.
-
 A row's result never depends on other rows, on its lane or on T: reduction order per row is fixed.
 
 The one thing a reader would get wrong: text norms multiply by (1 + w), the Gated DeltaNet's
@@ -145,7 +142,7 @@ class Verbs(Protocol):
         "prefill" and "decode" advance the slot; "verify" records and leaves S and history alone.
         """
 
-    def project_add(self, y: Array, weight: Weight, x: Array, norm: Array | None = None) -> Array:
+    def project_add(self, y: Array, weight: Weight, x: Array) -> Array:
         """x + y @ W.T: an output projection with the residual."""
 
     def norm_swiglu(self, x: Array, norm: Array, gate: Weight, up: Weight) -> Array:
@@ -172,7 +169,6 @@ class Verbs(Protocol):
         down: Weight,
         shared: tuple[Weight, Weight, Weight],
         x: Array,
-        norm: Array | None = None,
     ) -> Array:
         """x + sum_e weight_e down_e y_e + shared_gate * shared(n), shared = (gate, up, down)."""
 
@@ -182,7 +178,7 @@ class Verbs(Protocol):
     def concat_norms(self, left: Array, left_norm: Array, right: Array, right_norm: Array) -> Array:
         """[(1+w) RMSNorm(left) | (1+w) RMSNorm(right)] side by side.  -> (T, 2H)."""
 
-    def project(self, y: Array, weight: Weight, norm: Array | None = None) -> Array:
+    def project(self, y: Array, weight: Weight) -> Array:
         """y @ W.T.  -> (T, N)."""
 
     def logits(self, hidden: Array, head: Weight) -> Array:

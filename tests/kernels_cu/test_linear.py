@@ -11,18 +11,7 @@ import pytest
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.source import load
-from ninfer.ops.linear import (
-    COUNTERS,
-    KERNELS,
-    SPANS,
-    Ending,
-    Linear,
-    Rows,
-    Weighted,
-    kernel_for,
-    tiles_of,
-    warps_of,
-)
+from ninfer.ops.linear import COUNTERS, KERNELS, SPANS, Ending, Linear, Rows, kernel_for, warps_of
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit
 
@@ -194,24 +183,6 @@ def test_norm_comes_first_and_a_row_is_the_same_alone_and_among_sixteen():
     for i in (0, 7, 8, 15, 16):
         assert (run_normed(aligned(x[i : i + 1]), norm, matrix, blocks=1) == both[i]).all()
     assert (run_normed(aligned(x[2:9]), norm, matrix, order=2, blocks=2) == both[2:9]).all()
-
-
-@pytest.mark.parametrize("form", CODES)
-@pytest.mark.parametrize("ending", [Ending.ADD_RESIDUAL, Ending.STORE_F32])
-def test_a_product_leaves_for_a_norm_what_a_kernel_of_its_own_makes_of_the_rows(form, ending):
-    rng = np.random.default_rng(12)
-    matrix, _ = weight(rng, form, 128, 256)
-    matrix = matrix.take(0, 120)  # the last tile is half full
-    x, norm = rows_of(rng, 9, 256), on_device(aligned(rng.standard_normal(120).astype(BF16)))
-    residual, out = rng.standard_normal((9, 120)).astype(np.float32), np.full((9, 120), np.nan, np.float32)
-    added = on_device(residual) if ending is Ending.ADD_RESIDUAL else None
-    left, run = Weighted.take(take, (9, 120), norm, tiles_of(matrix, ending)), linear()
-    run(Rows(on_device(x)), [matrix], [on_device(out)], ending, added, left)
-    again = run.weigh(on_device(out), norm)
-    assert (left.x.owner == again.x.owner).all()
-    assert np.isfinite(left.x.owner.view(BF16).astype(np.float32)).all()
-    assert form == "nvfp4" or (left.squares.owner == again.squares.owner).all()  # whose tiles are others
-    np.testing.assert_allclose(left.squares.owner.sum(1), (out.astype(np.float64) ** 2).sum(1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["bf16", "q8_g32_fp16"])

@@ -9,7 +9,6 @@ import pytest
 from ninfer.artifact import layouts
 from ninfer.ops.cuda_experts import Bank, Experts, Pending, bank_of
 from ninfer.ops.cuda_state import Shape
-from ninfer.ops.linear import Weighted
 from ninfer.ops.numpy_experts import choose
 from ninfer.ops.stored import stored_matrix
 from ninfer.ops.verbs import Routing
@@ -132,17 +131,13 @@ class Mixture:
         y = silu(n @ self.shared[:common].T) * (n @ self.shared[common:].T)
         return out + shared[:, None] * (y @ self.last.T)
 
-    def run(self, rows, wide=False, way="experts_wide.cu", leave=None):
+    def run(self, rows, wide=False, way="experts_wide.cu"):
         bed = self.bed
         normed, chosen, weights, shared, x = rows
         route = Routing(*(bed.to(part) for part in (normed, chosen, weights, shared)))
         run = experts(bed)
         run.hopper = way == "experts_hopper.cu"
-        if wide:
-            return bed.back(run.add_wide(self.pending, route, self.bank, self.common, bed.to(x))).copy()
-        out = bed.take(x.shape, "f32")
-        run.add(self.pending, route, self.bank, self.common, bed.to(x), out, leave)
-        return bed.back(out).copy()
+        return bed.back(run.add(self.pending, route, self.bank, self.common, bed.to(x), wide)).copy()
 
 
 @pytest.mark.parametrize("forms", CASES)
@@ -153,16 +148,6 @@ def test_rows_add_up_their_experts_and_the_shared_one(bed: Bed, forms):
     close(got - rows[-1], want - rows[-1])
     alone = tuple(part[1:2] for part in rows)
     assert (mixture.run(alone)[0] == got[1]).all()
-
-
-def test_rows_leave_for_a_norm_what_a_kernel_of_its_own_makes_of_them(bed: Bed):
-    mixture = Mixture(bed, 3, CASES[1])
-    rows, norm = mixture.rows(3), bed.to((mixture.rng.standard_normal(256) / 4).astype(BF16))
-    left = Weighted.take(bed.take, (3, 256), norm, 16)
-    x = bed.to(mixture.run(rows, leave=left))
-    again = bed.products.linear.weigh(x, norm)
-    assert (bed.back(left.x) == bed.back(again.x)).all()
-    assert (bed.back(left.squares) == bed.back(again.squares)).all()
 
 
 def prompt(bed, forms, count, way):
