@@ -17,6 +17,7 @@
 //: spills linear_q5 20
 //: spills linear_q6 20
 //: spills linear_q4_q5_bf16 120
+#include "linear_chunks.cuh"
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
 
@@ -250,7 +251,7 @@ struct Cursor {
 };
 
 // All tiles of one team, or of the teams that share them, for weights of one format.
-template <int F, bool APART>
+template <int F, bool APART, bool CHUNKS>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     constexpr int UNIT = L::COLUMNS * 2;  // bytes of x
@@ -266,16 +267,19 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
     float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(scales) + columns / 64 * L::X_SCALES;
+    if (CHUNKS && warp == TEAMS * (SPANS + 2)) return fetch_chunks(call, share, control, x);
     if (APART && warp >= TEAMS * (SPANS + 1)) {
-        if (WATCHED) await_rows<APART>();
+        if (WATCHED && !CHUNKS) await_rows<APART>();
         if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
         return;
     }
     if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims + number * 2);
-    await_predecessor();
-    stage_rows<F, APART>(call, control, x, scales, all.begin * L::COLUMNS, columns);
-
-    Operand<F> mine(x, scales, call.rows, columns, span, lane);
+    if constexpr (!CHUNKS) {
+        await_predecessor();
+        stage_rows<F, APART>(call, control, x, scales, all.begin * L::COLUMNS, columns);
+    }
+    Chunks chunks{};
+    Operand<F> mine(x, scales, call.rows, CHUNKS ? chunk_stride(call) : L::x_stride(columns), span, lane);
     Cursor<F> cursor(ring + mine.codes, control.full[team], stages);
     int round = 0;
     for (int n = 0, turn = 0;; n++, turn = turn + 1 == crew ? 0 : turn + 1) {
@@ -286,12 +290,20 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
         for (int p = share.first; p < share.last; p++, round++) {
             Part part = control.parts[p];
             float sum[4] = {};
-            int at = (part.begin - all.begin + place) * UNIT, end = (part.begin - all.begin + part.units) * UNIT;
+            if (CHUNKS) chunks.begin_part(p == share.first);
+            int begin = CHUNKS ? 0 : part.begin - all.begin, at = (begin + place) * UNIT, end = (begin + part.units) * UNIT;
             for (; at < end; at += hop) {
-                multiply<F>(sum, cursor.await(), mine, at);
+                const u8* stage = cursor.await();
+                if (CHUNKS && at >= chunks.ready) chunks.come_to(call, control, at, end);
+                multiply<F>(sum, stage, mine, CHUNKS ? at + chunks.shifted : at);
                 cursor.leave(lane);
             }
-            if (at - place * UNIT < end) cursor.await(), cursor.leave(lane);  // a stage that holds units of others alone
+            if (at - place * UNIT < end) {  // a stage that holds units of others alone
+                cursor.await();
+                if (CHUNKS && at >= chunks.ready) chunks.come_to(call, control, at, end);
+                cursor.leave(lane);
+            }
+            if (CHUNKS) chunks.end_part(call, end);
             await_gathered(control, owner, round);
             int side = round & 1;
             float4 total, *here = meet + side * SIDE;
@@ -307,7 +319,8 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
 }
 
 // One block's share of a launch whose matrices have these formats; ``APART``: with warps that finish tiles.
-template <bool APART, int... FORMATS>
+// ``CHUNKS``: and with one that fetches x.
+template <bool APART, bool CHUNKS, int... FORMATS>
 __device__ __forceinline__ void stream(const Call& call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
@@ -316,6 +329,7 @@ __device__ __forceinline__ void stream(const Call& call) {
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
     if (threadIdx.x == 0) {  // one after the other: what several lanes begin at once takes turns, and longer ones
+        if (CHUNKS) begin_chunks(call, control);
         control.taken = TEAMS;
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
@@ -337,24 +351,25 @@ __device__ __forceinline__ void stream(const Call& call) {
     }
     __syncthreads();
     u32* claims = call.claims + g * MAX_PARTS * 2;
-    ((group.format == FORMATS ? run<FORMATS, APART>(call, group, claims, shared, control) : void()), ...);
+    ((group.format == FORMATS ? run<FORMATS, APART, CHUNKS>(call, group, claims, shared, control) : void()), ...);
 }
 
 // One kernel for every set of formats that a model's launches have, besides that for any: a sixth of its
 // instructions, and registers for what they would spill.  Those of 4, 5 and 6 bits have none left for warps that
 // finish tiles: one of a team's working warps after the other does.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<false, BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_bf16(const __grid_constant__ Call call) { stream<true, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8(const __grid_constant__ Call call) { stream<true, FP8>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8(const __grid_constant__ Call call) { stream<true, Q8>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<false, Q4>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<false, Q5>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<false, Q6>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<true, NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<true, FP8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, Q8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, Q4, Q5, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, NVFP4, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<false, false, BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_bf16(const __grid_constant__ Call call) { stream<true, false, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FETCHING, 1) linear_bf16_chunks(const __grid_constant__ Call call) { stream<true, true, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8(const __grid_constant__ Call call) { stream<true, false, FP8>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8(const __grid_constant__ Call call) { stream<true, false, Q8>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<false, false, Q4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<false, false, Q5>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<false, false, Q6>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<true, false, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<true, false, FP8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, false, Q8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, false, Q4, Q5, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, false, NVFP4, BF16>(call); }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
 extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {

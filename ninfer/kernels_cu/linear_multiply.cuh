@@ -22,10 +22,10 @@ struct Operand {
     const u8* scales;
     u32 codes, high, factor;  // offsets: of codes in a stage, of the others from there
     bool many;                // more than four rows
-    __device__ Operand(const u8* rows, const float* scale, int count, int columns, int span, int lane)
+    __device__ Operand(const u8* rows, const float* scale, int count, int stride, int span, int lane)
         : scales(reinterpret_cast<const u8*>(scale) + lane % 4 * (Layout<F>::NIBBLES && F != NVFP4 ? 16 : 8)), many(count > 4) {
         using L = Layout<F>;
-        int stride = L::x_stride(columns), g = lane / 4, t = lane % 4, row = L::FIXED ? g / 2 : g;
+        int g = lane / 4, t = lane % 4, row = L::FIXED ? g / 2 : g;
         int piece = L::FIXED ? g % 2 * 64 + t * 16 : t * (L::HALVES ? 16 : 8);
         x = rows + min(row, count - 1) * stride + piece;
         more = rows + min(row + 4, count - 1) * stride + piece;

@@ -18,7 +18,7 @@
 #define WATCHED 0
 #endif
 constexpr int ARRIVALS = WATCHED ? 32 : 1;  // of a warp
-constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, ROWS = 8;
+constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, FETCHING = FINISHING + 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
@@ -47,9 +47,12 @@ struct Call {
     int stages;
     int split;    // blocks that a tile's parts are spread over: all parts, or 1
     int joint;    // whether all teams work on one tile, each on its 8 of every 8 * TEAMS units
+    int window;   // chunks of x that have room, of linear_bf16_chunks (see linear_chunks.cuh)
+    int shift;    // of the bytes of a row in a chunk
+    int streams;  // whether chunks take turns: then no team has more than one tile
 };
 
-constexpr int MAX_STAGES = 8, MAX_PARTS = 8;
+constexpr int MAX_STAGES = 8, MAX_PARTS = 8, MAX_CHUNKS = 32, MAX_WINDOW = 8;
 
 // Units begin .. begin + units - 1 of every row.
 struct Part {
@@ -59,6 +62,7 @@ struct Part {
 struct Control {
     Part parts[MAX_PARTS];
     u64 full[TEAMS][MAX_STAGES], empty[TEAMS][MAX_STAGES], named[TEAMS][MAX_STAGES];
+    u64 x_full[MAX_CHUNKS], x_empty[MAX_WINDOW];
     u64 begun[TEAMS][2], gathered[TEAMS][2];                 // tiles, and their sums, part by part, once read
     int under_way[TEAMS][2];                                 // the tiles begun; group.tiles or more: no more
     int tile[TEAMS][MAX_STAGES];                             // the tiles named to the working warps, likewise

@@ -35,6 +35,11 @@ LAUNCHES = 64  # launches whose claims are kept apart: more than can be under wa
 COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zero at first
 STATIC_SHARED = 2048
 MIN_STAGES, MAX_STAGES = 2, 8
+CHUNKED_ROWS = 3  # fewer rows of bf16 are there sooner all at once
+MAX_CHUNKS = 32  # of bf16 rows, each with a barrier
+CHUNK_SHIFT = 11  # of the least bytes of a row in a chunk
+ROOMY_STAGES = 6  # more gain nothing
+WINDOW = 3  # chunks that have room where they take turns
 
 
 @attrs.frozen
@@ -79,10 +84,11 @@ KERNELS = {
     "linear_nvfp4_bf16": {0, 6},
     "linear": set(LAYOUTS),
 }
+CHUNKED = "linear_bf16_chunks"  # for bf16 alone, with one more warp a block, which fetches rows of x
 FEW_BITS = {3, 4, 5}  # whose products need the registers of a finishing warp
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("7Q5if3i")
+_TAIL = struct.Struct("7Q5if6i")
 
 
 class Ending(enum.IntEnum):
@@ -138,6 +144,12 @@ def part_columns(columns: int, form: int, split: bool) -> int:
     return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
 
 
+def columns_of_part(columns: int, part: int) -> int:
+    """Columns of one part of bf16 rows, padded to whole units."""
+    units, parts = -(-columns // LAYOUTS[0].columns), parts_of(columns)
+    return (units * (part + 1) // parts - units * part // parts) * LAYOUTS[0].columns
+
+
 def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, teams: int) -> int:
     """Dynamic shared memory of one launch."""
     layout, width = LAYOUTS[form], part_columns(columns, form, split)
@@ -162,10 +174,22 @@ def teams_of(tiles: int, blocks: int, columns: int, forms: tuple[int, ...], limi
 
 @attrs.frozen
 class Fit:
-    """How a launch uses shared memory: stages of a ring, and whether parts are spread over blocks."""
+    """How a launch uses shared memory.
+
+    stages  of a ring
+    split   whether parts are spread over blocks
+    need    bytes
+    window  chunks of bf16 rows that have room; 0 where rows come all at once
+    shift   2 ** shift bytes of a row make a chunk
+    streams whether chunks take turns
+    """
 
     stages: int
     split: bool
+    need: int
+    window: int = 0
+    shift: int = 0
+    streams: bool = False
 
 
 def fit(rows: int, columns: int, forms: Sequence[int], limit: int, teams: int) -> Fit | None:
@@ -179,8 +203,32 @@ def fit(rows: int, columns: int, forms: Sequence[int], limit: int, teams: int) -
         for stages in range(MAX_STAGES, least - 1, -1):
             need = max(shared_bytes(rows, columns, form, stages, split, teams) for form in forms)
             if need + STATIC_SHARED <= limit:
-                return Fit(stages, split)
+                return Fit(stages, split, need)
     return None
+
+
+def chunk_fit(rows: int, columns: int, limit: int, teams: int, once: bool) -> Fit | None:
+    """The same for bf16 rows that come in chunks.
+
+    once  no team has more than one tile, so chunks may take turns
+    """
+    meeting = shared_bytes(0, columns, 0, 0, False, teams)
+    widths = [columns_of_part(columns, part) * 2 for part in range(parts_of(columns))]
+    shift = next(s for s in range(CHUNK_SHIFT, 32) if sum(-(-width >> s) for width in widths) <= MAX_CHUNKS)
+    counts = [-(-width >> shift) for width in widths]
+    chunk, stage = rows * ((1 << shift) + LAYOUTS[0].pad), teams * LAYOUTS[0].stage
+
+    def fitting(window: int, split: bool = False, streams: bool = False) -> Fit:
+        used = meeting + window * chunk
+        stages = min(MAX_STAGES, (limit - STATIC_SHARED - used) // stage)
+        return Fit(stages, split, used + stages * stage, window, shift, streams)
+
+    best = fitting(sum(counts))
+    if once and sum(counts) > WINDOW and best.stages < ROOMY_STAGES:
+        best = max(best, fitting(WINDOW, streams=True), key=lambda found: found.stages)
+    if best.stages < ROOMY_STAGES // 2 and len(counts) > 1:
+        best = fitting(max(counts), split=True)
+    return best if best.stages >= MIN_STAGES else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -348,8 +396,9 @@ class Linear:
         self._launched += 1
         groups = group_by_format(matrices, ending)
         forms = [group.format for group in groups]
-        plan = fit(total, columns, forms, self.shared_limit, teams)
-        assert plan is not None
+        plan = self._plan(
+            total, columns, forms, sum(group.tiles for group in groups), teams, rows.norm is None
+        )
         split = parts_of(columns) if plan.split else 1
         weight = [
             sum(matrices[i].nbytes for i in group.matrices) * LAYOUTS[group.format].cost for group in groups
@@ -374,17 +423,30 @@ class Linear:
             plan.stages,
             split,
             tiles <= JOINT_TILES,
+            plan.window,
+            plan.shift,
+            plan.streams,
         )
-        name = kernel_for(forms)
+        name = CHUNKED if plan.window else kernel_for(forms)
         self.library.get("linear.cu", name, TEAMS=teams).launch(
             sum(group.blocks for group in groups),
-            teams * warps_of(name) * 32,
+            (teams * warps_of(kernel_for(forms)) + (name == CHUNKED)) * 32,
             call,
-            shared=max(
-                shared_bytes(total, columns, form, plan.stages, plan.split, teams) for form in forms
-            ),
+            shared=plan.need,
             dependent=self.dependent,
         )
+
+    def _plan(
+        self, rows: int, columns: int, forms: Sequence[int], tiles: int, teams: int, plain: bool
+    ) -> Fit:
+        if plain and set(forms) == {0} and rows >= CHUNKED_ROWS:
+            once = JOINT_TILES < tiles <= self.blocks * teams
+            found = chunk_fit(rows, columns, self.shared_limit, teams, once)
+            if found:
+                return found
+        found = fit(rows, columns, forms, self.shared_limit, teams)
+        assert found is not None
+        return found
 
     def _partial(self, tiles: int, parts: int) -> DeviceArray | None:
         if parts == 1:

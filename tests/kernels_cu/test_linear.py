@@ -11,7 +11,16 @@ import pytest
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.source import load
-from ninfer.ops.linear import COUNTERS, KERNELS, SPANS, Ending, Linear, Rows, kernel_for, warps_of
+from ninfer.ops.linear import (
+    COUNTERS,
+    KERNELS,
+    SPANS,
+    Ending,
+    Linear,
+    Rows,
+    chunk_fit,
+    warps_of,
+)
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit
 
@@ -206,6 +215,35 @@ def test_split_columns_meet_in_order(form, shared, monkeypatch):
 
 
 @pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("columns", [3400, 7000])  # ragged; of one part and of two
+def test_chunks_of_x_change_no_bits_whether_they_stay_or_take_turns(joint, columns, monkeypatch):
+    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 132 if joint else 0)
+    monkeypatch.setattr("ninfer.ops.linear.ROOMY_STAGES", 9)
+    monkeypatch.setattr("ninfer.ops.linear.WINDOW", 2)
+    rng = np.random.default_rng(9)
+    matrix, values = weight(rng, "bf16", 100, columns)
+    x = rows_of(rng, 8, columns)
+    assert chunk_fit(8, columns, 227 << 10, 3, True).streams
+    ways = {
+        "at once": lambda *fit: None,
+        "stay": lambda *fit: chunk_fit(*fit[:-1], False),
+        "take turns": lambda *fit: chunk_fit(*fit[:-1], not joint),
+    }
+    outs = {}
+    for order, (way, plan) in enumerate(ways.items()):
+        for rows, blocks in ((8, 2 if way == "stay" else 3), (1, 7)):
+            monkeypatch.setattr("ninfer.ops.linear.chunk_fit", plan)
+            out = np.full((rows, 100), np.nan, np.float32)
+            run = linear(order, blocks)
+            run(Rows(on_device(aligned(x[:rows]))), [matrix], [on_device(out)], Ending.STORE_F32)
+            assert not run.counters.owner.any()
+            outs[way, rows] = out
+    close(outs["at once", 8], x.astype(np.float32) @ values.T)
+    for out in outs.values():
+        assert (out == outs["at once", 8][: len(out)]).all()
+
+
+@pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("form", CODES)
 def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any_batch(
     form, joint, monkeypatch
@@ -220,7 +258,7 @@ def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any
         run.shared_limit = 99 << 10
         run(Rows(on_device(aligned(x[:rows]))), [matrix], [on_device(out)], Ending.STORE_F32)
         outs.append(out)
-        assert ("linear.cu", kernel_for([CODES[form]]), ("TEAMS", 2)) in run.library._kernels
+        assert all(("TEAMS", 2) in kernel for kernel in run.library._kernels)
     close(outs[0], x.astype(np.float32) @ values.T)
     assert all((out == outs[0][: len(out)]).all() for out in outs)
 
@@ -248,7 +286,7 @@ def test_stages_come_round_and_the_form_that_is_watched_has_the_same_bits(form, 
 
 
 def test_the_host_knows_which_formats_each_kernel_has():
-    line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ stream<(\w+), (.+?)>"
+    line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ stream<(\w+), false, (.+?)>"
     codes = {form.split("_")[0].upper(): code for form, code in CODES.items()}
     written = {
         name: (threads, apart, forms)
