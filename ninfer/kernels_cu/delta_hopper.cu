@@ -34,9 +34,9 @@ struct Tiles {
     u64 walked_full[WALKED], walked_empty[WALKED], told_full[TOLD], told_empty[TOLD], given_full[WARPS], given_empty[WARPS];
 
     __device__ __forceinline__ void begin() {
-        for (int i = 0; i < WALKED; i++) phase_init(walked_full + i, 1), phase_init(walked_empty + i, WARPS);
-        for (int i = 0; i < TOLD; i++) phase_init(told_full + i, 1), phase_init(told_empty + i, WARPS);
-        for (int i = 0; i < WARPS; i++) phase_init(given_full + i, 1), phase_init(given_empty + i, 1);
+        for (int i = 0; i < WALKED; i++) phase_init(walked_full + i, 1), phase_init(walked_empty + i, WARPS * ARRIVALS);
+        for (int i = 0; i < TOLD; i++) phase_init(told_full + i, 1), phase_init(told_empty + i, WARPS * ARRIVALS);
+        for (int i = 0; i < WARPS; i++) phase_init(given_full + i, ARRIVALS), phase_init(given_empty + i, ARRIVALS);
         copies_to_products();
     }
 };
@@ -55,7 +55,7 @@ struct Turn {
 // This warp is through with what the barrier guards.
 __device__ __forceinline__ void arrive_warp(u64* barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) phase_arrive(barrier);
+    if (WATCHED || threadIdx.x % 32 == 0) phase_arrive(barrier);
 }
 
 template <class T, int N>

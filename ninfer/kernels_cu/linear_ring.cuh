@@ -12,12 +12,6 @@
 #ifndef TEAMS
 #define TEAMS 3
 #endif
-// For a tool that follows threads one by one, and knows neither what a warp's barrier orders nor who meets at a named
-// one: then every lane arrives, and sums meet at a barrier with phases.
-#ifndef WATCHED
-#define WATCHED 0
-#endif
-constexpr int ARRIVALS = WATCHED ? 32 : 1;  // of a warp
 constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, FETCHING = FINISHING + 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };

@@ -160,7 +160,7 @@ __device__ __forceinline__ void convert(int rows, u8* x, float* scales, int stri
         uint4 v[2] = {};
         if (inside) v[0] = own[0], v[1] = own[1];
         u32 words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w}, top = top_exponent<F>(words);
-        if constexpr (Layout<F>::FIXED) __syncwarp();  // what one lane has read, another writes
+        if constexpr (Layout<F>::FIXED || F == NVFP4) __syncwarp();  // what one lane has read, another writes
         if (!inside) continue;
         if constexpr (Layout<F>::FIXED) {
             keep_fixed<F>(words, power_of_two(267 - top), place, quarter);

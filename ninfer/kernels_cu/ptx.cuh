@@ -119,8 +119,16 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
     return v;
 }
 
+// For a tool that follows threads one by one, and knows neither what a warp's barrier orders nor who meets at a named
+// one: then every lane arrives, sums meet at a barrier with phases, and nobody rehearses, since what a rehearsal reads may
+// be what another is writing (its results are never used).
+#ifndef WATCHED
+#define WATCHED 0
+#endif
+constexpr int ARRIVALS = WATCHED ? 32 : 1;  // of a warp
+
 // Whether a kernel may be started before its predecessor has ended.
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !WATCHED
 constexpr bool REHEARSES = true;
 #else
 constexpr bool REHEARSES = false;

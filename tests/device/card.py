@@ -58,16 +58,24 @@ def apart() -> bool:
     return ALLOCATE in ("each", "raw")
 
 
+FOLLOWED = ("linear.cu", "attend_decode.cu", "delta_step.cu", "delta_hopper.cu", "rope.cu")
+
+
+@attrs.define(eq=False)
 class Watched(Library):
-    """Kernels in the form that a race checker can follow; compiled, never from a pack."""
+    """Kernels in the form that a race checker can follow, compiled; those that have no such form as ever."""
+
+    plain: Library = attrs.field(kw_only=True)
 
     @classmethod
-    def like(cls, library: Library) -> Watched:
+    def like(cls, plain: Library) -> Watched:
         """For the same card and stream."""
-        return cls(library.driver, library.arch, None, library.cache, library.stream)
+        return cls(plain.driver, plain.arch, None, plain.cache, plain.stream, plain=plain)
 
     def get(self, file: str, name: str, **defines: int) -> Kernel:
         """The kernel ``name`` of ``file``."""
+        if file not in FOLLOWED:
+            return self.plain.get(file, name, **defines)
         return super().get(file, name, WATCHED=1, **defines)
 
 
@@ -76,6 +84,7 @@ class Bench:
     """A card with a scratch allocator; arrays live as long as they are referred to."""
 
     card: Card
+    library: Library
     scratch: Scratch | Alone
     products: Products
     gemm: CublasLt
@@ -126,7 +135,7 @@ def _bench(card: Card, scratch: Scratch | Alone, workspace: DeviceArray, counter
     gemm = CublasLt(workspace, card.stream.ptr)
     library = Watched.like(card.library) if os.environ.get("NINFER_TEST_WATCHED") else card.library
     linear = Linear(library, card.multiprocessors, card.shared_bytes, scratch.take, counters)
-    return Bench(card, scratch, Products(linear, gemm), gemm)
+    return Bench(card, library, scratch, Products(linear, gemm), gemm)
 
 
 _KEEP: list[RawBlock] = []

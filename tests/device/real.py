@@ -27,19 +27,19 @@ class RealBed:
     def __attrs_post_init__(self) -> None:
         card = self.bench.card
         self.machine = Machine(
-            card.library,
+            self.bench.library,
             card.multiprocessors,
             card.shared_bytes,
             self.bench.gemm,
             CupyTransfers(card.stream),
-            None if apart() else lambda body: capture(card.library, card.stream, body),
+            None if apart() else lambda body: capture(self.bench.library, card.stream, body),
             PlanesLt(self.bench.gemm),
         )
 
     @property
     def library(self) -> Any:
         """The card's kernels."""
-        return self.bench.card.library
+        return self.bench.library
 
     @property
     def products(self) -> Products:

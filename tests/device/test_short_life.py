@@ -107,10 +107,10 @@ def test_rings_come_round(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     card = bench()
     monkeypatch.setattr(card.products.linear, "blocks", 4)  # many tiles a team
-    for outputs, columns in ((256, 1536), (4352, 256), (64, 6400)):
+    for outputs, columns in ((256, 1536), (4352, 256), (128, 6400)):
         matrix, values = weight(form, outputs, columns)
         x = rows_of(2, columns)
         LINEAR_TC.check(product(x, matrix), x.astype("float32") @ values.T)
-    norm, out = np.zeros(6400, BF16), card.empty((2, 64), "f32")
+    norm, out = np.zeros(6400, BF16), card.empty((2, 128), "f32")
     card.products(Rows(card.to(x.astype("float32")), card.to(norm)), [matrix], [out], Ending.STORE_F32)
     assert np.isfinite(card.back(out)).all()
