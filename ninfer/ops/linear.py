@@ -242,6 +242,11 @@ def _offset(matrix: StoredMatrix) -> int:
     return matrix.first % 128 if matrix.format == NVFP4 else 0
 
 
+def are_pair(matrices: Sequence[StoredMatrix]) -> bool:
+    """Whether one launch can make SwiGLU of them: a tile has the same rows of both."""
+    return len({(m.rows, m.format, _offset(m)) for m in matrices}) == 1
+
+
 def tiles_of(matrix: StoredMatrix, ending: Ending) -> int:
     """Tiles of 16 weight rows; a SwiGLU tile is 8 rows of each matrix.
 
@@ -357,8 +362,8 @@ class Linear:
             raise ValueError(f"linear: {rows.x.shape} wants {kind} outputs {shapes}")
         if any(matrix.columns != columns or not matrix.aligned for matrix in matrices) or rows.x.ptr % 16:
             raise ValueError(f"linear: matrices do not have {columns} aligned columns")
-        if ending is Ending.SWIGLU and len({(m.rows, m.format, _offset(m)) for m in matrices}) != 1:
-            raise ValueError("linear: gate and up differ in rows or format")
+        if ending is Ending.SWIGLU and not are_pair(matrices):
+            raise ValueError("linear: gate and up differ in rows, format or place")
         if ending is Ending.ADD_RESIDUAL and (
             residual is None or residual.shape != shapes[0] or len(outs) > 1
         ):

@@ -17,7 +17,7 @@ import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm import Gemm
-from ninfer.ops.linear import Ending, Linear, Rows
+from ninfer.ops.linear import Ending, Linear, Rows, are_pair
 from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
 
 _MATRIX = struct.Struct("5Q4i")
@@ -101,7 +101,7 @@ class Products:
         swiglu = ending is Ending.SWIGLU
         if swiglu and len({(m.format, m.rows) for m in matrices}) != 1:
             even = wide = False  # no fused kernel pairs two formats
-        if even and not wide:
+        if even and not wide and (not swiglu or are_pair(matrices)):
             self.linear(rows, matrices, outs, ending, residual)
             return
         x = self._normed(rows)

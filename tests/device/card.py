@@ -63,7 +63,7 @@ FOLLOWED = ("linear.cu", "attend_decode.cu", "delta_step.cu", "delta_hopper.cu",
 
 @attrs.define(eq=False)
 class Watched(Library):
-    """Kernels in the form that a race checker can follow, compiled; those that have no such form as ever."""
+    """Kernels in the form that a race checker can follow, compiled; those without one as ever."""
 
     plain: Library = attrs.field(kw_only=True)
 

@@ -58,6 +58,17 @@ def test_odd_shapes_take_the_plain_kernels(form, columns, ending):
     assert np.linalg.norm(got - want) <= 8e-3 * np.linalg.norm(want)
 
 
+def test_swiglu_of_slices_that_begin_at_different_places_of_a_block():
+    rng = np.random.default_rng(4)
+    both, values = weight(rng, "nvfp4", 384, 192)
+    gate, up = both.take(0, 192), both.take(192, 384)
+    x, out = aligned(rng.standard_normal((3, 192)).astype(BF16)), np.full((3, 192), np.nan, BF16)
+    products()(Rows(on_device(x)), [gate, up], [on_device(out)], Ending.SWIGLU)
+    a, b = x.astype(np.float32) @ values[:192].T, x.astype(np.float32) @ values[192:].T
+    want = a / (1 + np.exp(-a)) * b
+    assert np.linalg.norm(out.astype(np.float32) - want) <= 8e-3 * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize("form", ["bf16", "q6_g64_fp16", "nvfp4"])
 @pytest.mark.parametrize("split", [True, False])
 def test_wide_swiglu_joins_neighbours(form, split):
