@@ -7,8 +7,8 @@
 # models (tests/device/test_short_life.py) are watched for memory and barriers; races, which take longest, are
 # sought in the suites' small cases.  Prints a line for each part, more for one that is not clean, and then exits
 # with 1; reports are kept in LOGS.
-# For races products run a build of the linear kernel in which every lane arrives at a barrier, not one for its
-# warp (NINFER_TEST_WATCHED): the tool knows neither that a warp's barrier orders its lanes nor who meets at a
+# For races some kernels run in a build in which every lane arrives at a barrier, not one for its warp, and none
+# rehearses (NINFER_TEST_WATCHED): the tool knows neither that a warp's barrier orders its lanes nor who meets at a
 # named barrier.
 # The one thing a reader would get wrong: every array is an allocation of its own here (NINFER_TEST_ALLOCATE),
 # as the product's are not: memcheck then knows where each ends, and many processes fit on one card.

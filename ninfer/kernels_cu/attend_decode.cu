@@ -8,7 +8,8 @@
 // same bits in any batch.
 //
 // The one thing a reader would get wrong: what is loaded before await_predecessor() are pages that an earlier pass
-// filled; a page that this pass adds to is read only after this block's own stores.
+// filled; a page that this pass adds to is read only after this block's own stores.  A drafting step (first_key > 0) may
+// begin while the draft before it still writes, so the last full page, where that wrote, is not among the first.
 //
 // What spills is kept from pass to pass; the loop over pages touches none of it.
 //: variants KV 0 1 2 3 4
@@ -277,6 +278,7 @@ __device__ __forceinline__ bool meet(float (&x)[8], float2& stat, float* partial
         __syncwarp();
         if (lane == 0) seen = count_release(counter);
         seen = __shfl_sync(~0u, seen, 0);
+        __syncwarp();  // so that what lane 0 has seen of others orders all lanes' reads
     }
     if (seen + 1 != static_cast<u32>(splits)) return false;
     if (real && lane == 0) *counter = 0;
@@ -309,7 +311,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_rows(bf16* out, 
     if (split >= r.splits) return;
     Cache cache = {pool, layer, of.tables + r.sequence * pool.table_stride, static_cast<int>(blockIdx.y)};
     int begin = split * r.per_split, last = min(begin + r.per_split, r.pages), page = begin + warp / (WARPS / AT_ONCE);
-    bool old = page < last && (page + 1) * PAGE_TOKENS <= r.frontier;
+    int settled = of.first_key > 0 ? r.frontier - PAGE_TOKENS : r.frontier;
+    bool old = page < last && (page + 1) * PAGE_TOKENS <= settled;
     bool early = REHEARSES && (row * pool.kv_heads + cache.head) * r.splits + split < FIRST_WAVE;
     Share share;
     if (old) share.load(cache, page, of.first_key, r.length);

@@ -1,8 +1,8 @@
 // Queries and keys made ready for attention, and keys and values entered into the cache.
 //
 // rope_table finds cosines and sines once a pass (in double: a position times a frequency loses too
-// much in float32); rope_append norms and rotates every query and key head, a warp a head, and stores keys
-// and values in the cache's format; rope_prompt does the same for many rows.  kv_widen turns a prompt's pages into bf16 pages, which is what
+// much in float32); rope_append norms and rotates heads, a warp a head, and stores keys and values in the
+// cache's format, of rows that are remembered alone; rope_prompt does so for prompts, with their queries.  kv_widen turns a prompt's pages into bf16 pages, which is what
 // attend_prefill reads.
 //
 // A spill is allowed: the frame of a division's slow path.

@@ -79,7 +79,7 @@ class AttentionKernels:
         """Make the rotary table of a step.
 
         An ordinary launch, so that nothing of this pass overtakes the last; a drafting step, which reads
-        no recurrent state, may begin while its predecessor ends.
+        no recurrent state and early no page of the draft before, may begin while its predecessor ends.
         """
         pairs = self.axes.size
         self._positions = step.positions

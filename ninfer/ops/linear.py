@@ -362,6 +362,8 @@ class Linear:
             raise ValueError(f"linear: {rows.x.shape} wants {kind} outputs {shapes}")
         if any(matrix.columns != columns or not matrix.aligned for matrix in matrices) or rows.x.ptr % 16:
             raise ValueError(f"linear: matrices do not have {columns} aligned columns")
+        if parts_of(columns) > MAX_PARTS:
+            raise ValueError(f"linear: {columns} columns are more than {MAX_PART * MAX_PARTS}")
         if ending is Ending.SWIGLU and not are_pair(matrices):
             raise ValueError("linear: gate and up differ in rows, format or place")
         if ending is Ending.ADD_RESIDUAL and (

@@ -2,8 +2,9 @@
 
 With ``NINFER_TEST_ALLOCATE=each`` every array is an allocation of its own, so that a memory checker sees
 the end of each; with ``raw`` arrays are not poisoned either, so that it sees what nobody wrote.  With
-``NINFER_TEST_WATCHED=1`` the linear kernel is compiled in the form that a race checker can follow.  The one
-thing a reader would get wrong: nothing can be captured with ``each`` or ``raw``, so rounds run eagerly.
+``NINFER_TEST_WATCHED=1`` kernels are compiled in the form that a race checker can follow, where they have
+one.  The one thing a reader would get wrong: nothing can be captured with ``each`` or ``raw``, so rounds
+run eagerly.
 """
 
 from __future__ import annotations
