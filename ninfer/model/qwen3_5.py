@@ -11,36 +11,47 @@ from ninfer.model.weights import Attention, Decoder, Delta, Dense, Layer, Sparse
 from ninfer.ops.verbs import Array, Step, Verbs
 
 
-def forward(verbs: Verbs, model: Decoder, step: Step) -> Array:
-    """Run all layers.  -> (T, H) final-normed hidden states."""
+def forward(verbs: Verbs, model: Decoder, step: Step, wanted: Step | None = None) -> Array:
+    """Run all layers.  -> (T, H) final-normed hidden states, of the ``wanted`` rows where that is given.
+
+    ``wanted`` is the last rows of ``step`` as a step of their own: nobody reads the others' hidden states,
+    so the last layer takes of them no more than its cache or its state needs.
+    """
     x = verbs.embed(model.embedding, step)
-    for layer in model.layers:
+    *before, last = model.layers
+    for layer in before:
         x = block(verbs, layer, x, step)
-    return verbs.final_norm(x, model.final_norm)
+    return verbs.final_norm(block(verbs, last, x, step, wanted), model.final_norm)
 
 
-def block(verbs: Verbs, layer: Layer, x: Array, step: Step) -> Array:
-    """One decoder layer: mixer, then feed-forward, both with residual.  -> (T, H)."""
+def block(verbs: Verbs, layer: Layer, x: Array, step: Step, wanted: Step | None = None) -> Array:
+    """One decoder layer: mixer, then feed-forward, both with residual.  -> (T, H), or ``wanted`` rows."""
     if isinstance(layer.mixer, Attention):
-        x = attention(verbs, layer.mixer, layer.index, x, step)
+        x = attention(verbs, layer.mixer, layer.index, x, step, wanted)
     else:
-        x = delta(verbs, layer.mixer, layer.index, x, step)
+        x = delta(verbs, layer.mixer, layer.index, x, step, wanted)
     if isinstance(layer.feed, Dense):
         return dense(verbs, layer.feed, x)
     return sparse(verbs, layer.feed, x)
 
 
-def attention(verbs: Verbs, w: Attention, index: int, x: Array, step: Step) -> Array:
-    """Gated full attention with residual."""
+def attention(
+    verbs: Verbs, w: Attention, index: int, x: Array, step: Step, wanted: Step | None = None
+) -> Array:
+    """Gated full attention with residual, of the ``wanted`` rows where that is given."""
     q, gate, k, v = verbs.norm_project(x, w.norm, (w.query, w.gate, w.key, w.value))
     y = verbs.attend(q, gate, k, v, w.query_norm, w.key_norm, index, step)
+    if wanted is not None:
+        x, y = verbs.last_of(x, wanted), verbs.last_of(y, wanted)
     return verbs.project_add(y, w.output, x)
 
 
-def delta(verbs: Verbs, w: Delta, index: int, x: Array, step: Step) -> Array:
-    """Gated DeltaNet with residual."""
+def delta(verbs: Verbs, w: Delta, index: int, x: Array, step: Step, wanted: Step | None = None) -> Array:
+    """Gated DeltaNet with residual, of the ``wanted`` rows where that is given."""
     q, k, v, z, a, b = verbs.norm_project(x, w.norm, (w.query, w.key, w.value, w.z, w.a, w.b))
     y = verbs.delta_rule((q, k, v), z, a, b, w.convolution, w.a_log, w.dt_bias, w.inner_norm, index, step)
+    if wanted is not None:
+        x, y = verbs.last_of(x, wanted), verbs.last_of(y, wanted)
     return verbs.project_add(y, w.output, x)
 
 

@@ -163,6 +163,10 @@ class CudaVerbs:
         self.products(Rows(hidden), [head.data], [out], Ending.STORE_F32)
         return out
 
+    def last_of(self, x: Array, wanted: Step) -> Array:
+        """View the rows of ``x`` that are ``wanted``: its last."""
+        return x.rows(x.shape[0] - wanted.rows, x.shape[0])
+
     def last_rows(self, hidden: Array, step: Step) -> Array:
         """The last row of every sequence."""
         width = hidden.shape[1]

@@ -213,6 +213,10 @@ class NumpyVerbs:
         """hidden @ head.T.  -> (T, V)."""
         return self.project(hidden, head).reshape(-1, head.rows)
 
+    def last_of(self, x: Floats, wanted: Step) -> Floats:
+        """View the tiles of ``x`` that the ``wanted`` rows fill: its last."""
+        return x[-frame_of(wanted).tiles :]
+
     def last_rows(self, hidden: Floats, step: Step) -> Floats:
         """The last row of every sequence, as tiles of one row."""
         rows = self._enter(step).gather(hidden)

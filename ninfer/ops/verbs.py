@@ -184,6 +184,9 @@ class Verbs(Protocol):
     def logits(self, hidden: Array, head: Weight) -> Array:
         """hidden @ head.T as float32.  -> (T, V)."""
 
+    def last_of(self, x: Array, wanted: Step) -> Array:
+        """The rows of ``x`` that are ``wanted``: the last rows of a pass, as a step of their own."""
+
     def last_rows(self, hidden: Array, step: Step) -> Array:
         """The last row of every sequence.  -> (S, H)."""
 

@@ -51,7 +51,7 @@ from ninfer.runtime.cuda_round import Fold, forced_tokens, lay_fold, lay_round
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Mark, Transfers
 from ninfer.runtime.inventory import Inventory
-from ninfer.runtime.steps import int32, prefill_step, rows_step, shifted
+from ninfer.runtime.steps import ending, int32, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
 Finish = Callable[[], tuple[RowResult, ...]]
@@ -235,12 +235,13 @@ class CudaProgram:
             host = prefill_step(attrs.evolve(unit, pages=unit.pages[:needed]))
             host = attrs.evolve(host, kind="tail") if unit.tail else host
             step = packer.step(host)
+            wanted = self._wanted(step, host)
             if media is not None:
                 step = attrs.evolve(step, embeds=(packer.put(media[0]), media[1]))
             follow = self._follow(step, host)
             self._send()
-            hidden = self._advance(step, follow)
-            last = verbs.last_rows(hidden, step) if unit.sample else None
+            hidden = self._advance(step, follow, wanted)
+            last = verbs.last_rows(hidden, wanted or step) if unit.sample else None
             self.edges[unit.slot] = host.positions[:, -1]
         else:
             step = packer.step(_slot_step(unit))
@@ -276,12 +277,18 @@ class CudaProgram:
             return None
         return self.packer.moved(step, shifted(host, self.edges[host.slots]))
 
-    def _advance(self, step: Step, follow: Step | None) -> DeviceArray:
-        """Run the target and let the drafter follow.  -> hidden states."""
-        hidden: DeviceArray = forward(self.verbs, self.decoder, step)
+    def _wanted(self, step: Step, host: Step) -> Step | None:
+        """The rows of a prompt piece whose hidden states are read; None: all, which a drafter does."""
+        if self.drafter is not None or host.kind != "prefill":
+            return None
+        return self.packer.ending(step, ending(host))
+
+    def _advance(self, step: Step, follow: Step | None, wanted: Step | None = None) -> DeviceArray:
+        """Run the target and let the drafter follow.  -> hidden states, of the ``wanted`` rows if given."""
+        hidden: DeviceArray = forward(self.verbs, self.decoder, step, wanted)
         if self.drafter is not None and follow is not None:
             self.drafter.follow(self.verbs, hidden, follow)
-        self.verbs.keep_hidden(hidden, step)
+        self.verbs.keep_hidden(hidden, wanted or step)
         self.verbs.attention.leave()
         return hidden
 

@@ -80,6 +80,18 @@ class Packer:
         """The same rows at the positions of ``step``, which must differ in nothing else."""
         return attrs.evolve(device, positions=self.put(step.positions), first=step.first)
 
+    def ending(self, device: Step, step: Step) -> Step:
+        """The last rows of a laid step, as ``step`` says them; whose sequence it is stays where it is."""
+        rows = device.rows
+        return attrs.evolve(
+            device,
+            rows=step.rows,
+            ids=device.ids.rows(rows - step.rows, rows),
+            positions=self.put(step.positions),
+            offsets=self.put(step.offsets),
+            frontiers=self.put(step.frontiers),
+        )
+
     @property
     def numbers(self) -> Ints:
         """What has been laid, to be sent to the beginning of the block."""

@@ -44,7 +44,7 @@ from ninfer.runtime.eyes import Eyes
 from ninfer.runtime.inventory import Inventory
 from ninfer.runtime.lanes import Lane, Verification, judge, sample_rows
 from ninfer.runtime.state import Image, KVPages, StateImages, image_in, pack_image
-from ninfer.runtime.steps import int32, placeholders, prefill_step, rows_step, shifted
+from ninfer.runtime.steps import ending, int32, placeholders, prefill_step, rows_step, shifted
 from ninfer.spec.drafter import Drafter
 
 Saved = tuple[Image | None, "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]
@@ -169,7 +169,8 @@ class NumpyProgram:
         self._catch_up(unit.lane)
         if unit.ids:
             step = self._with_media(unit, prefill_step(unit))
-            last = self.verbs.last_rows(self._advance(step), step)
+            wanted = ending(step) if self.drafter is None else None
+            last = self.verbs.last_rows(self._advance(step, wanted), wanted or step)
         else:
             last = self.verbs.slots.hidden[unit.slot][None, None]
         if not unit.sample:
@@ -263,14 +264,14 @@ class NumpyProgram:
 
     # What both share
 
-    def _advance(self, step: Step) -> Floats:
-        """Run the target and let the drafter follow.  -> hidden states."""
-        hidden: Floats = forward(self.verbs, self.decoder, step)
+    def _advance(self, step: Step, wanted: Step | None = None) -> Floats:
+        """Run the target and let the drafter follow.  -> hidden states, of the ``wanted`` rows if given."""
+        hidden: Floats = forward(self.verbs, self.decoder, step, wanted)
         if self.drafter is not None and step.kind == "decode":
             self._defer(step)
         elif self.drafter is not None:
             self.drafter.follow(self.verbs, hidden, shifted(step, self.images.edges[step.slots]))
-        self.verbs.keep_hidden(hidden, step)
+        self.verbs.keep_hidden(hidden, wanted or step)
         if step.kind != "verify":
             self.images.edges[step.slots] = step.positions[:, step.offsets[1:] - 1].T
             self.images.frontiers[step.slots] += np.diff(step.offsets)

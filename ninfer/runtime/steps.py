@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ninfer.engine.device import Prefill, Row
-from ninfer.ops.numpy_state import Ints
+from ninfer.ops.numpy_state import TILE, Ints
 from ninfer.ops.verbs import Step
 from ninfer.prompt.prepared import MediaSpan
 
@@ -44,6 +44,25 @@ def prefill_step(unit: Prefill) -> Step:
         tables=int32([unit.pages]),
         slots=int32([unit.slot]),
         lanes=int32([unit.lane]),
+    )
+
+
+def ending(step: Step) -> Step:
+    """The rows of a prompt piece behind the last multiple of ``TILE`` tokens, as a step of their own.
+
+    Where no drafter follows, the last hidden state of a piece is all that anyone reads.  Others of its tile
+    are kept because prompts are attended and multiplied by tiles: one row takes as long as all of them.
+    """
+    end = int(step.frontiers[0]) + step.rows
+    rows = min(step.rows, (end - 1) % TILE + 1)
+    return attrs.evolve(
+        step,
+        rows=rows,
+        ids=step.ids[-rows:],
+        positions=step.positions[:, -rows:],
+        offsets=int32([0, rows]),
+        frontiers=int32([end - rows]),
+        embeds=None,
     )
 
 

@@ -15,5 +15,6 @@ from tests.suites.hidden import *  # noqa: F403
 from tests.suites.program import *  # noqa: F403
 from tests.suites.restart import *  # noqa: F403
 from tests.suites.sampling import *  # noqa: F403
+from tests.suites.wanted import *  # noqa: F403
 
 pytestmark = pytest.mark.cuda
