@@ -3,15 +3,16 @@
 Owns the accounting: bytes that a decode step must move, operations that a prompt token needs, and the two
 ceilings of the card that they are compared with, measured in the same run.
 
-The one thing a reader would get wrong: a fraction of bandwidth counts each byte once (weights, recurrent
-state read and written, keys and values read); what a kernel reads twice is its own loss.
+A prompt is rated by the operations of all its rows in all layers; which share of them is done stands beside
+that.  The one thing a reader would get wrong: a fraction of bandwidth counts each byte once (weights, state
+read and written, keys and values read); what a kernel reads twice is its own loss.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ninfer.engine.job import Sampling
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.config import TextConfig
-from ninfer.model.weights import Decoder, load_decoder, load_proposal
+from ninfer.model.weights import Attention, Decoder, Dense, Layer, load_decoder, load_proposal
 from ninfer.ops.cuda_experts import bank_of
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.stored import StoredMatrix
@@ -41,6 +42,7 @@ from ninfer.runtime.cuda_card import Card, open_card
 from ninfer.runtime.cuda_program import CudaProgram
 from ninfer.runtime.cuda_transfers import CupyTransfers
 from ninfer.runtime.graphs import capture
+from ninfer.runtime.steps import ending, prefill_step
 from ninfer.spec.drafter import DRAFTERS, Drafter
 
 PAGE = 64
@@ -287,23 +289,43 @@ _KEEP: list[RawBlock] = []  # as long as the process: addresses do not own memor
 
 def _prefill(stage: Stage, count: int) -> dict[str, Any]:
     ids = tuple(np.random.default_rng(1).integers(0, stage.config.vocab - 1000, count).tolist())
-    stage.program.run(Bind(0, Sampling()))
-    chunk, took = stage.program.geometry.prefill_chunk, []
-    for _ in range(3):
-        seconds = 0.0
-        for begin in range(0, count, chunk):
-            part = ids[begin : begin + chunk]
-            last = begin + chunk >= count
-            unit = Prefill(0, 0, begin, part, stage.pages(0), sample=last)
-            seconds += stage.program.run(unit).seconds
-        took.append(seconds)
+    program, chunk = stage.program, stage.program.geometry.prefill_chunk
+    program.run(Bind(0, Sampling()))
+    units = [
+        Prefill(0, 0, at, ids[at : at + chunk], stage.pages(0), sample=at + chunk >= count)
+        for at in range(0, count, chunk)
+    ]
+    took = [sum(program.run(unit).seconds for unit in units) for _ in range(3)]
     rate = count / statistics.median(took)
     return {
         "tokens": count,
         "tokens_per_second": rate,
         "gemm_fraction": rate * stage.weights.flops / stage.ceilings.gemm,
         "gemm_sustained_fraction": rate * stage.weights.flops / stage.ceilings.sustained,
+        "operations_done": 1.0
+        if program.drafter
+        else operations_done(program.decoder, stage.weights, units),
     }
+
+
+def operations_done(decoder: Decoder, weights: RandomLoader, units: Sequence[Prefill]) -> float:
+    """The share of a prompt's operations that is done: the last layer leaves out what nobody reads."""
+    total = sum(len(unit.ids) for unit in units)
+    wanted = sum(ending(prefill_step(unit)).rows for unit in units)
+    left = _left_out(decoder.layers[-1], weights.share)
+    return 1 - left * (total - wanted) / (weights.flops * total)
+
+
+def _left_out(layer: Layer, share: float) -> float:
+    """Operations of a layer for a row that is not wanted."""
+    mixer, feed, experts = layer.mixer, layer.feed, []
+    few = [mixer.output, *([mixer.query, mixer.gate] if isinstance(mixer, Attention) else [])]
+    if isinstance(feed, Dense):
+        few += [feed.gate, feed.up, feed.down]
+    else:
+        few += [feed.router, feed.shared_score, *feed.shared]
+        experts = [feed.gate, feed.up, feed.down]
+    return sum(2 * w.rows * w.columns for w in few) + share * sum(2 * w.rows * w.columns for w in experts)
 
 
 def _decode(stage: Stage, program: CudaProgram, batch: int, context: int) -> dict[str, Any]:

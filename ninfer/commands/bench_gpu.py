@@ -148,12 +148,7 @@ def as_text(found: dict[str, Any]) -> str:
         f"({found['gemm_sustained_tflops']:.0f} sustained for a second)",
         f"  ready in {found['ready_seconds']:.1f} s; weights {found['weight_gb_per_step']:.2f} GB a step",
     ]
-    for row in found["prefill"]:
-        lines.append(
-            f"  prefill {row['tokens']:6}: {row['tokens_per_second']:8.0f} tok/s, "
-            f"{row['gemm_fraction']:.3f} of the product rate, "
-            f"{row['gemm_sustained_fraction']:.3f} of the sustained one"
-        )
+    lines += [_prefill(row) for row in found["prefill"]]
     for row in found["decode"]:
         lines.append(
             f"  decode batch {row['batch']:2} context {row['context']:6}: "
@@ -169,6 +164,18 @@ def as_text(found: dict[str, Any]) -> str:
         lines += [_round(row) for row in table["rounds"]]
     lines += [_reuse(row) for row in found.get("reuse", ())]
     return "\n".join(lines)
+
+
+def _prefill(row: dict[str, Any]) -> str:
+    """What a prompt takes: by the operations of all rows in all layers, and by those that are done."""
+    done, rest, sustained = (
+        row[name] for name in ("operations_done", "gemm_fraction", "gemm_sustained_fraction")
+    )
+    return (
+        f"  prefill {row['tokens']:6}: {row['tokens_per_second']:8.0f} tok/s, "
+        f"{rest:.3f} of the product rate, {sustained:.3f} of the sustained one; "
+        f"{done:.3f} of the operations are done, which is {rest * done:.3f} and {sustained * done:.3f}"
+    )
 
 
 def _reuse(row: dict[str, Any]) -> str:

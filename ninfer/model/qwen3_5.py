@@ -39,10 +39,13 @@ def attention(
     verbs: Verbs, w: Attention, index: int, x: Array, step: Step, wanted: Step | None = None
 ) -> Array:
     """Gated full attention with residual, of the ``wanted`` rows where that is given."""
-    q, gate, k, v = verbs.norm_project(x, w.norm, (w.query, w.gate, w.key, w.value))
-    y = verbs.attend(q, gate, k, v, w.query_norm, w.key_norm, index, step)
-    if wanted is not None:
-        x, y = verbs.last_of(x, wanted), verbs.last_of(y, wanted)
+    if wanted is None:
+        q, gate, k, v = verbs.norm_project(x, w.norm, (w.query, w.gate, w.key, w.value))
+        y = verbs.attend(q, gate, k, v, w.query_norm, w.key_norm, index, step)
+    else:
+        q, gate, k, v = verbs.norm_project_last(x, w.norm, (w.query, w.gate), (w.key, w.value), wanted)
+        verbs.remember(k, v, w.key_norm, index, step)
+        x, y = verbs.last_of(x, wanted), verbs.recall(q, gate, w.query_norm, index, wanted)
     return verbs.project_add(y, w.output, x)
 
 

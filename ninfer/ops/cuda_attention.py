@@ -109,30 +109,42 @@ class AttentionKernels:
         if step.kind != "prefill":
             return self._rows(q, gate, k, v, norms, layer, step)
         turned = self.take(q.shape, "bf16")
-        self._append((turned, q, k, v), norms, self.shape.heads, layer, step)
-        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
-        sequences = pack_sequences(step)
-        out = self.take(q.shape, "bf16")
-        self._prompt(out, turned, gate, pool, place, sequences, step)
-        return out
+        heads = self.shape.heads, self.shape.kv_heads
+        self._append((turned, q, k, v), norms, heads, layer, step)
+        return self._prompt(turned, gate, layer, step)
 
     def remember(self, k: DeviceArray, v: DeviceArray, k_norm: DeviceArray, layer: int, step: Step) -> None:
         """Append k and v alone."""
-        self._append((k, k, k, v), (k_norm, k_norm), 0, layer, step)
+        self._append((k, k, k, v), (k_norm, k_norm), (0, self.shape.kv_heads), layer, step)
+
+    def recall(
+        self, q: DeviceArray, gate: DeviceArray, q_norm: DeviceArray, layer: int, step: Step
+    ) -> DeviceArray:
+        """Attend rows of a prompt whose keys and values are there.  -> (T, heads * HEAD_DIM) bf16."""
+        if step.kind != "prefill":
+            raise ValueError(f"recall: a {step.kind} pass")
+        if step.positions is not self._positions:
+            self.enter(step)  # the last rows of the pass
+        turned = self.take(q.shape, "bf16")
+        self._append((turned, q, q, q), (q_norm, q_norm), (self.shape.heads, 0), layer, step)
+        return self._prompt(turned, gate, layer, step)
 
     def _append(
         self,
         arrays: tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray],
         norms: tuple[DeviceArray, DeviceArray],
-        heads: int,
+        heads: tuple[int, int],
         layer: int,
         step: Step,
     ) -> None:
-        """Turn queries (of ``heads`` heads, if any) and enter keys and values; arrays are out, q, k, v."""
-        table = self._entered(step)
-        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
-        kind, total = KV_KINDS[self.pool.kind], heads + self.shape.kv_heads
-        rest = (*norms, table, self.axes.size, pool, place, pack_sequences(step), step.rows, heads)
+        """Turn queries, and enter keys and values, of as many ``heads`` (either may be none).
+
+        Arrays are out, q, k, v.  Kernels take the pool's word for how many heads have keys here.
+        """
+        table, total = self._entered(step), sum(heads)
+        pool = attrs.evolve(self.pool, kv_heads=heads[1]).pack(step.tables.shape[1])
+        kind, place = KV_KINDS[self.pool.kind], layer * self.pool.layer_bytes
+        rest = (*norms, table, self.axes.size, pool, place, pack_sequences(step), step.rows, heads[0])
         if step.kind == "prefill":
             _, q, k, _ = arrays
             self.library.get("rope.cu", "rope_prompt", KV=kind).launch(
@@ -181,17 +193,11 @@ class AttentionKernels:
             raise ValueError("attend: the step was not entered by embed")
         return self._table
 
-    def _prompt(
-        self,
-        out: DeviceArray,
-        q: DeviceArray,
-        gate: DeviceArray,
-        pool: bytes,
-        place: int,
-        sequences: bytes,
-        step: Step,
-    ) -> None:
-        heads, wide = self.shape.heads, None
+    def _prompt(self, q: DeviceArray, gate: DeviceArray, layer: int, step: Step) -> DeviceArray:
+        """Attend rows of a prompt; q is normed and turned."""
+        pool, place = self.pool.pack(step.tables.shape[1]), layer * self.pool.layer_bytes
+        heads, sequences, wide = self.shape.heads, pack_sequences(step), None
+        out = self.take(q.shape, "bf16")
         if self.pool.kind != "bf16":
             wide, pool, sequences = self._widened(pool, place, sequences, step)
             place = 0
@@ -203,6 +209,7 @@ class AttentionKernels:
             shared=shared,
         )
         del wide  # the launch above read it
+        return out
 
     def _prompt_kernel(self) -> tuple[Kernel, int, int, int, int]:
         """What attends a prompt here: kernel, rows of a block, blocks of a row, threads, shared bytes."""

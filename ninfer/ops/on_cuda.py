@@ -63,6 +63,16 @@ class CudaVerbs:
         self.products(self._rows(x, norm), matrices, outs, Ending.STORE_BF16, wide=self._wide)
         return outs
 
+    def norm_project_last(
+        self, x: Array, norm: Array, few: tuple[Weight, ...], every: tuple[Weight, ...], wanted: Step
+    ) -> tuple[Array, ...]:
+        """``norm_project``: the ``wanted`` rows by ``few``, all rows by ``every``.
+
+        Products sum in one order, whatever stands beside a matrix: docs/performance.md, few rows.
+        """
+        rest = self.norm_project(x, norm, every)
+        return self.norm_project(self.last_of(x, wanted), norm, few) + rest
+
     def attend(
         self,
         q: Array,
@@ -80,6 +90,10 @@ class CudaVerbs:
     def remember(self, k: Array, v: Array, k_norm: Array, layer: int, step: Step) -> None:
         """Append k and v to the sequences' pages without attending."""
         self.attention.remember(k, v, k_norm, layer, step)
+
+    def recall(self, q: Array, gate: Array, q_norm: Array, layer: int, step: Step) -> Array:
+        """Attend to what is there, ``step``'s own keys and values included."""
+        return self.attention.recall(q, gate, q_norm, layer, step)
 
     def delta_rule(
         self,

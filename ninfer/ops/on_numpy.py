@@ -61,6 +61,16 @@ class NumpyVerbs:
         """n = (1+w) RMSNorm(x); n @ W_i.T for each weight."""
         return multiply(self._norm(x, norm), weights)
 
+    def norm_project_last(
+        self, x: Floats, norm: Floats, few: tuple[Weight, ...], every: tuple[Weight, ...], wanted: Step
+    ) -> tuple[Floats, ...]:
+        """``norm_project``: the ``wanted`` rows by ``few``, all rows by ``every``.
+
+        One product of all: BLAS would sum otherwise where columns are fewer.
+        """
+        found = self.norm_project(x, norm, (*few, *every))
+        return tuple(self.last_of(y, wanted) for y in found[: len(few)]) + found[len(few) :]
+
     def attend(
         self,
         q: Floats,
@@ -73,20 +83,8 @@ class NumpyVerbs:
         step: Step,
     ) -> Floats:
         """Gated causal attention over the paged cache of attention layer ``layer``."""
-        frame, dim = self._enter(step), len(q_norm)
-        rows = frame.tiles * frame.tile
-        heads = self._norm(q.reshape(rows, -1, dim), q_norm)
-        assert self._angles is not None
-        rotate(heads, self._angles)
-        heads *= np.float32(dim**-0.5)
         self.remember(k, v, k_norm, layer, step)
-        groups = heads.reshape(frame.tiles, frame.tile, k.shape[-1] // dim, -1, dim)
-        if frame.tile == 1:
-            out = attend_rows(groups[:, 0], self.pages, layer, step)
-        else:
-            tiled = np.ascontiguousarray(groups.transpose(0, 2, 3, 1, 4))
-            out = attend_tiles(tiled, self.pages, layer, step, frame).transpose(0, 3, 1, 2, 4)
-        return frame.blank(out.reshape(gate.shape) * sigmoid(gate))
+        return self.recall(q, gate, q_norm, layer, step)
 
     def remember(self, k: Floats, v: Floats, k_norm: Floats, layer: int, step: Step) -> None:
         """Append k and v to the sequences' pages without attending."""
@@ -96,6 +94,21 @@ class NumpyVerbs:
         assert self._angles is not None
         rotate(keys, self._angles)
         self._append(keys, v.reshape(rows, -1, dim), layer, step, frame)
+
+    def recall(self, q: Floats, gate: Floats, q_norm: Floats, layer: int, step: Step) -> Floats:
+        """Attend to what is there, ``step``'s own keys and values included."""
+        frame, dim = self._enter(step), len(q_norm)
+        heads = self._norm(q.reshape(frame.tiles * frame.tile, -1, dim), q_norm)
+        assert self._angles is not None
+        rotate(heads, self._angles)
+        heads *= np.float32(dim**-0.5)
+        groups = heads.reshape(frame.tiles, frame.tile, self.pages.values.shape[3], -1, dim)
+        if frame.tile == 1:
+            out = attend_rows(groups[:, 0], self.pages, layer, step)
+        else:
+            tiled = np.ascontiguousarray(groups.transpose(0, 2, 3, 1, 4))
+            out = attend_tiles(tiled, self.pages, layer, step, frame).transpose(0, 3, 1, 2, 4)
+        return frame.blank(out.reshape(gate.shape) * sigmoid(gate))
 
     def _append(self, keys: Floats, values: Floats, layer: int, step: Step, frame: Frame) -> None:
         keys, values = (part[frame.lead : frame.lead + frame.rows] for part in (keys, values))

@@ -98,6 +98,14 @@ class Verbs(Protocol):
     def norm_project(self, x: Array, norm: Array, weights: tuple[Weight, ...]) -> tuple[Array, ...]:
         """n = (1+w) RMSNorm(x); one (T, N_i) output n @ W_i.T for each weight."""
 
+    def norm_project_last(
+        self, x: Array, norm: Array, few: tuple[Weight, ...], every: tuple[Weight, ...], wanted: Step
+    ) -> tuple[Array, ...]:
+        """``norm_project``: the ``wanted`` rows by each of ``few``, all rows by each of ``every``.
+
+        Results have the bits that ``norm_project`` by few and every together gives them.
+        """
+
     def attend(
         self,
         q: Array,
@@ -119,6 +127,9 @@ class Verbs(Protocol):
 
     def remember(self, k: Array, v: Array, k_norm: Array, layer: int, step: Step) -> None:
         """Append k and v to the sequences' pages as ``attend`` does, without attending."""
+
+    def recall(self, q: Array, gate: Array, q_norm: Array, layer: int, step: Step) -> Array:
+        """Attend as ``attend`` does to what is there, ``step``'s own keys and values included: prompts."""
 
     def delta_rule(
         self,

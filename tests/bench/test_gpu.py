@@ -14,13 +14,14 @@ from ninfer.artifact.convert.recipes import RECIPES as WRITTEN
 from ninfer.artifact.convert.recipes import role_of
 from ninfer.artifact.reader import open_artifact
 from ninfer.bench import gpu
-from ninfer.bench.gpu import Asked, RandomLoader, lane_bytes
+from ninfer.bench.gpu import Asked, RandomLoader, lane_bytes, operations_done
 from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.shapes import SHAPES, recipe
 from ninfer.cli import build_parser
 from ninfer.commands.bench_gpu import RECIPES, as_text
 from ninfer.commands.bench_gpu import SHAPES as OFFERED
 from ninfer.commands.bench_gpu import run as run_gpu
+from ninfer.engine.device import Prefill
 from ninfer.faults import StartupError
 from ninfer.kernels_cu.arrays import KIND_BYTES, DeviceArray
 from ninfer.model.weights import load_decoder
@@ -41,8 +42,8 @@ class Idle:
         pass
 
 
-def counted(shape, form):
-    """A loader that has made all weights of a shape at made-up addresses."""
+def made(shape, form):
+    """A decoder of made-up addresses, and the loader that made it."""
     config = SHAPES[shape]()
     region = Region(1 << 40, 1 << 50)
     moe = config.moe
@@ -50,8 +51,12 @@ def counted(shape, form):
     loader = RandomLoader(
         RandomWeights(Idle(), region.take), inventory.text(config), recipe(form, config), share
     )
-    load_decoder(loader, config)
-    return loader
+    return load_decoder(loader, config), loader
+
+
+def counted(shape, form):
+    """A loader that has made all weights of a shape at made-up addresses."""
+    return made(shape, form)[1]
 
 
 def test_dense_model_reads_what_its_shapes_say():
@@ -66,6 +71,22 @@ def test_sparse_model_reads_the_experts_of_its_rows():
     assert loader.step_bytes(1) == pytest.approx(2.125e9 + 0.397e9, rel=2e-2)
     assert loader.step_bytes(8) - loader.step_bytes(1) == pytest.approx(7 / 32 * loader.expert_bytes)
     assert loader.step_bytes(1000) == loader.dense_bytes + loader.expert_bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "left"),
+    [
+        ("qwen3.6-27b", 3 * 6144 * 5120 + 3 * 5120 * 17_408),
+        ("qwen3.6-35b-a3b", 3 * 4096 * 2048 + (8 + 1) * 3 * 2048 * 512 + 257 * 2048),
+    ],
+)
+def test_the_last_layer_does_its_last_rows_alone(shape, left):
+    decoder, loader = made(shape, "bf16")
+    ids, pages = tuple(range(8192)), tuple(range(128))
+    cut = [Prefill(0, 0, 0, ids[:100], pages), Prefill(0, 0, 100, ids[100:], pages)]
+    for units, wanted in (([Prefill(0, 0, 0, ids, pages)], 64), (cut, 36 + 64)):
+        spared = 1 - operations_done(decoder, loader, units)
+        assert spared == pytest.approx(2 * left * (1 - wanted / 8192) / loader.flops, rel=1e-9)
 
 
 def test_a_sequence_moves_its_state_twice_and_reads_its_context():
@@ -130,7 +151,7 @@ def test_figures_read_as_sentences():
         "ready_seconds": 3.0, "weight_gb_per_step": 51.2, "decode": [row],
         "prefill": [{
             "tokens": 8192, "tokens_per_second": 9000.0,
-            "gemm_fraction": 0.6, "gemm_sustained_fraction": 0.65,
+            "gemm_fraction": 0.6, "gemm_sustained_fraction": 0.65, "operations_done": 0.98,
         }],
     }  # fmt: skip
     drafted = {"width": 3, "ratio": 1.25, "milliseconds": 10.0, "device_milliseconds": 9.8,
@@ -144,7 +165,8 @@ def test_figures_read_as_sentences():
         }
     ]
     text = as_text(found)
-    assert "0.650 of the sustained one" in text and "690 sustained" in text
+    assert "0.650 of the sustained one; 0.980 of the operations are done, which is 0.588 and 0.637" in text
+    assert "690 sustained" in text
     assert "width 3 : 1.250 of a plain step" in text and "pays from 0.250 accepted" in text
     assert "80.0 tok/s" in text and "0.900 of the read rate" in text and "0.600 of the product rate" in text
 
