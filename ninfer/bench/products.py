@@ -15,6 +15,7 @@ from ninfer.bench.random_weights import RandomWeights
 from ninfer.bench.timing import read_rate, seconds_of
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.linear import COUNTERS, Ending, Linear, Rows
+from ninfer.ops.linear_source import Left
 from ninfer.ops.stored import StoredMatrix
 from ninfer.runtime.arena import RawBlock, Region, Scratch
 from ninfer.runtime.cuda_card import Card, open_card
@@ -61,12 +62,23 @@ def chain_layer(
 
 @attrs.define(eq=False)
 class Chain:
-    """The chain over ``layers`` for ``rows`` tokens; each product can also be run by itself."""
+    """The chain over ``layers`` for ``rows`` tokens; each product can also be run by itself.
+
+    Products that make the residual stream leave what the norm behind them needs, where they can.
+    """
 
     linear: Linear
     layers: list[ChainLayer]
     rows: int
     scratch: Scratch
+    _left: Left | None = None
+
+    def _normed(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> Rows:
+        return Rows(at["x"], layer.norm, 1e-6, self._left)
+
+    def _add(self, layer: ChainLayer, y: DeviceArray, matrix: StoredMatrix, x: DeviceArray) -> None:
+        out = self.scratch.take(x.shape, "f32")
+        self._left = self.linear(Rows(y), [matrix], [out], Ending.ADD_RESIDUAL, x, layer.norm)
 
     def _buffers(self, layer: ChainLayer) -> dict[str, DeviceArray]:
         take, rows = self.scratch.take, self.rows
@@ -80,22 +92,20 @@ class Chain:
     def project(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Norm and the mixer's projections."""
         outs = [self.scratch.take((self.rows, matrix.rows), "bf16") for matrix in layer.project]
-        self.linear(Rows(at["x"], layer.norm, 1e-6), layer.project, outs, Ending.STORE_BF16)
+        self.linear(self._normed(layer, at), layer.project, outs, Ending.STORE_BF16)
 
     def output(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Output projection with residual."""
-        out = self.scratch.take(at["x"].shape, "f32")
-        self.linear(Rows(at["y"]), [layer.output], [out], Ending.ADD_RESIDUAL, at["x"])
+        self._add(layer, at["y"], layer.output, at["x"])
 
     def swiglu(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Norm, gate and up, SiLU product."""
         out = self.scratch.take((self.rows, layer.gate.rows), "bf16")
-        self.linear(Rows(at["x"], layer.norm, 1e-6), [layer.gate, layer.up], [out], Ending.SWIGLU)
+        self.linear(self._normed(layer, at), [layer.gate, layer.up], [out], Ending.SWIGLU)
 
     def down(self, layer: ChainLayer, at: dict[str, DeviceArray]) -> None:
         """Down projection with residual."""
-        out = self.scratch.take(at["x"].shape, "f32")
-        self.linear(Rows(at["wide"]), [layer.down], [out], Ending.ADD_RESIDUAL, at["x"])
+        self._add(layer, at["wide"], layer.down, at["x"])
 
     def figures(self, card: Card) -> Iterator[tuple[str, float, float, int]]:
         """(what, seconds a layer, bytes a second, launches) of the whole chain and of each product."""

@@ -77,12 +77,12 @@ __device__ __forceinline__ void store(float4 total, const Call& call, const Plac
 }
 
 // The same by a warp that does nothing else.  Made before the sums are there, so that row factors and residuals
-// come meanwhile.
-template <int F>
+// come meanwhile.  ``LEAVES``: adds a residual and leaves what the norm behind it needs.
+template <int F, bool LEAVES>
 struct Output {
     const Call& call;
     Place at;
-    float factor[2], residual[2][2];
+    float factor[2], residual[2][2], weight[2];
 
     __device__ Output(const Call& call, const Group& group, int tile, int lane) : call(call), at(locate<F>(call, group, tile)) {
 #pragma unroll
@@ -91,31 +91,53 @@ struct Output {
             int row = at.row[h] += row_in_half<F>(lane / 4);
             bool has = static_cast<u32>(row) < m.rows;
             factor[h] = has ? row_factor<F>(m, row) : 0;
+            if (LEAVES && has) weight[h] = 1.0f + __bfloat162float(call.next[row]);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (call.ending == ADD_RESIDUAL && has && row_of<F>(lane, i) < call.rows)
+                if ((LEAVES || call.ending == ADD_RESIDUAL) && has && row_of<F>(lane, i) < call.rows)
                     residual[h][i] = call.residual[static_cast<long>(row_of<F>(lane, i)) * m.stride + row];
         }
     }
-    __device__ __forceinline__ void store(float4 total, const float* token_scale, int lane) const {
+    __device__ __forceinline__ void store(float4 total, const float* token_scale, int lane, int tile, float* room) const {
+        float kept[2][2] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int token = row_of<F>(lane, i);
             if (token >= call.rows) continue;
             float scale = token_scale[token];
             float a = (i ? total.y : total.x) * factor[0] * scale, b = (i ? total.w : total.z) * factor[1] * scale;
-            if (call.ending == SWIGLU) a = a / (1.0f + __expf(-a)) * b;
+            if (!LEAVES && call.ending == SWIGLU) a = a / (1.0f + __expf(-a)) * b;
+            if (LEAVES) a = kept[0][i] = residual[0][i] + a, b = kept[1][i] = residual[1][i] + b;
             put(token, 0, i, a);
-            if (call.ending != SWIGLU) put(token, 1, i, b);
+            if (LEAVES || call.ending != SWIGLU) put(token, 1, i, b);
         }
+        if constexpr (LEAVES) leave_squares(kept, lane, tile, room);
     }
     __device__ __forceinline__ void put(int token, int h, int i, float y) const {
         const Matrix& m = call.matrices[at.matrix[h]];
         if (static_cast<u32>(at.row[h]) >= m.rows) return;
         long to = static_cast<long>(token) * m.stride + at.row[h];
+        if constexpr (LEAVES) {
+            static_cast<float*>(m.out)[to] = y, call.weighted[to] = __float2bfloat16(y * weight[h]);
+            return;
+        }
         if (call.ending == STORE_BF16 || call.ending == SWIGLU) static_cast<bf16*>(m.out)[to] = __float2bfloat16(y);
         if (call.ending == STORE_F32) static_cast<float*>(m.out)[to] = y;
         if (call.ending == ADD_RESIDUAL) static_cast<float*>(m.out)[to] = residual[h][i] + y;
+    }
+    // The squares of every row's 16 columns, in the order of norm_rows<true>: lane t * 4 + h * 2 + i finds those of half h
+    // and the lane's token i.  ``room`` holds 128 numbers of the warp's own.
+    __device__ __forceinline__ void leave_squares(const float (&kept)[2][2], int lane, int tile, float* room) const {
+        static_assert(!LEAVES || F == BF16, "lane (g, t) has rows g and g + 8 of tokens 2 t and 2 t + 1");
+        reinterpret_cast<float4*>(room)[lane] = make_float4(kept[0][0], kept[0][1], kept[1][0], kept[1][1]);
+        __syncwarp();
+        float squares = 0;
+#pragma unroll
+        for (int g = 0; g < 8; g++) squares = fmaf(room[g * 16 + lane % 16], room[g * 16 + lane % 16], squares);
+        __syncwarp();
+        squares += __shfl_xor_sync(~0u, squares, 2);
+        int token = lane / 4 * 2 + lane % 2;
+        if (lane < 16 && lane % 4 < 2 && token < call.rows) call.squares[token * call.matrices[0].tiles + tile] = squares;
     }
 };
 
@@ -130,22 +152,33 @@ __device__ __forceinline__ bool add_up(float4& total, const Call& call, int base
     return false;
 }
 
+// The rows' scales from what another launch left, by the warps that finish tiles while there are none to finish.
+__device__ __forceinline__ void find_scales(const Call& call, Control& control, int owner, int owners) {
+#pragma unroll 1
+    for (int row = owner; row < call.rows; row += owners) {
+        float scale = inverse_rms_of_tiles(call.scale + row * (call.columns / 16), call.columns, call.eps);
+        if (threadIdx.x % 32 == 0) control.scale[row] = scale;
+    }
+    team_barrier(13, owners * 32);
+}
+
 // The warp that finishes a team's tiles, where registers leave room for it.
-template <int F>
+template <int F, int WAY>
 __device__ __forceinline__ void finish(const Call& call, const Group& group, Share share, const float4* meet, float4* carry, Control& control, int owner) {
     int lane = threadIdx.x % 32;
     await_predecessor();
+    if (WAY == TILES_IN_CHUNKS && call.beginning == ROWS_LEFT) find_scales(call, control, owner, TEAMS / share.teams);
     for (int n = 0, round = 0;; n++) {
         phase_wait(&control.begun[owner][n & 1], n / 2 & 1);
         int tile = control.under_way[owner][n & 1];
         if (tile >= group.tiles) return;
-        Output<F> output(call, group, tile, lane);
+        Output<F, WAY == TILES_LEAVING> output(call, group, tile, lane);
         for (int p = share.first; p < share.last; p++, round++) {
             int side = round & 1;
             await_sums(control, owner, round, (SPANS * share.teams + 1) * 32);
             float4 total;
             if (add_up(total, call, group.base, share, meet + side * SIDE, carry, &control.gathered[owner][side], p, tile))
-                output.store(total, control.scale, lane);
+                output.store(total, control.scale, lane, tile, reinterpret_cast<float*>(carry));
         }
     }
 }
@@ -251,10 +284,11 @@ struct Cursor {
 };
 
 // All tiles of one team, or of the teams that share them, for weights of one format.
-template <int F, bool APART, bool CHUNKS>
+template <int F, bool APART, int WAY>
 __device__ __forceinline__ void run(const Call& call, const Group& group, u32* claims, u8* shared, Control& control) {
     using L = Layout<F>;
     constexpr int UNIT = L::COLUMNS * 2;  // bytes of x
+    constexpr bool CHUNKS = WAY > TILES_AT_ONCE;
     int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), block = blockIdx.x - group.first_block;
     bool worker = warp < TEAMS * SPANS;
     int team = worker ? warp / SPANS : warp % TEAMS, span = warp % SPANS, number = block % call.split;
@@ -270,13 +304,13 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     if (CHUNKS && warp == TEAMS * (SPANS + 2)) return fetch_chunks(call, share, control, x);
     if (APART && warp >= TEAMS * (SPANS + 1)) {
         if (WATCHED && !CHUNKS) await_rows<APART>();
-        if (team == owner) finish<F>(call, group, share, meet, carry, control, owner);
+        if (team == owner) finish<F, WAY>(call, group, share, meet, carry, control, owner);
         return;
     }
     if (!worker) return produce<F>(call, group, share, ring, control, team, block, claims + number * 2);
     if constexpr (!CHUNKS) {
         await_predecessor();
-        stage_rows<F, APART>(call, control, x, scales, all.begin * L::COLUMNS, columns);
+        stage_rows<F, APART, WAY == TILES_AT_ONCE>(call, control, x, scales, all.begin * L::COLUMNS, columns);
     }
     Chunks chunks{};
     Operand<F> mine(x, scales, call.rows, CHUNKS ? chunk_stride(call) : L::x_stride(columns), span, lane);
@@ -318,9 +352,9 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     }
 }
 
-// One block's share of a launch whose matrices have these formats; ``APART``: with warps that finish tiles.
-// ``CHUNKS``: and with one that fetches x.
-template <bool APART, bool CHUNKS, int... FORMATS>
+// One block's share of a launch whose matrices have these formats; ``APART``: with warps that finish tiles; ``WAY``:
+// of x, which comes in chunks by a warp of its own.
+template <bool APART, int WAY, int... FORMATS>
 __device__ __forceinline__ void stream(const Call& call) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Control control;
@@ -329,7 +363,7 @@ __device__ __forceinline__ void stream(const Call& call) {
     while (blockIdx.x >= call.groups[g].first_block + call.groups[g].blocks) g++;
     const Group& group = call.groups[g];
     if (threadIdx.x == 0) {  // one after the other: what several lanes begin at once takes turns, and longer ones
-        if (CHUNKS) begin_chunks(call, control);
+        if (WAY > TILES_AT_ONCE) begin_chunks(call, control);
         control.taken = TEAMS;
         for (int team = 0; team < TEAMS; team++) {
             for (int s = 0; s < MAX_STAGES; s++) {
@@ -351,39 +385,49 @@ __device__ __forceinline__ void stream(const Call& call) {
     }
     __syncthreads();
     u32* claims = call.claims + g * MAX_PARTS * 2;
-    ((group.format == FORMATS ? run<FORMATS, APART, CHUNKS>(call, group, claims, shared, control) : void()), ...);
+    ((group.format == FORMATS ? run<FORMATS, APART, WAY>(call, group, claims, shared, control) : void()), ...);
 }
 
 // One kernel for every set of formats that a model's launches have, besides that for any: a sixth of its
 // instructions, and registers for what they would spill.  Those of 4, 5 and 6 bits have none left for warps that
 // finish tiles: one of a team's working warps after the other does.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<false, false, BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_bf16(const __grid_constant__ Call call) { stream<true, false, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FETCHING, 1) linear_bf16_chunks(const __grid_constant__ Call call) { stream<true, true, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8(const __grid_constant__ Call call) { stream<true, false, FP8>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8(const __grid_constant__ Call call) { stream<true, false, Q8>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<false, false, Q4>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<false, false, Q5>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<false, false, Q6>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<true, false, NVFP4>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<true, false, FP8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, false, Q8, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, false, Q4, Q5, BF16>(call); }
-extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, false, NVFP4, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ Call call) { stream<false, AT_ONCE, BF16, FP8, Q8, Q4, Q5, Q6, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_bf16(const __grid_constant__ Call call) { stream<true, TILES_AT_ONCE, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FETCHING, 1) linear_bf16_chunks(const __grid_constant__ Call call) { stream<true, TILES_IN_CHUNKS, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FETCHING, 1) linear_bf16_leaving(const __grid_constant__ Call call) { stream<true, TILES_LEAVING, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8(const __grid_constant__ Call call) { stream<true, AT_ONCE, FP8>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8(const __grid_constant__ Call call) { stream<true, AT_ONCE, Q8>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4(const __grid_constant__ Call call) { stream<false, AT_ONCE, Q4>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q5(const __grid_constant__ Call call) { stream<false, AT_ONCE, Q5>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q6(const __grid_constant__ Call call) { stream<false, AT_ONCE, Q6>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4(const __grid_constant__ Call call) { stream<true, AT_ONCE, NVFP4>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_fp8_bf16(const __grid_constant__ Call call) { stream<true, AT_ONCE, FP8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_q8_bf16(const __grid_constant__ Call call) { stream<true, AT_ONCE, Q8, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_q4_q5_bf16(const __grid_constant__ Call call) { stream<false, AT_ONCE, Q4, Q5, BF16>(call); }
+extern "C" __global__ void __launch_bounds__(FINISHING, 1) linear_nvfp4_bf16(const __grid_constant__ Call call) { stream<true, AT_ONCE, NVFP4, BF16>(call); }
 
 // x (1 + norm) in bf16 and 1 / rms of each row, as the fused prologue computes them, bit for bit.
-extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
+template <bool TILES>
+__device__ __forceinline__ void scale_row(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) {
     __shared__ float squares[WORKERS / 32];
     release_successor();
     await_predecessor();
     const float* row = x + static_cast<long>(blockIdx.x) * columns;
     float mine = 0;
-    for (int c = threadIdx.x * 8; c < columns; c += WORKERS * 8)
-        *reinterpret_cast<uint4*>(out + static_cast<long>(blockIdx.x) * columns + c) = normed(row + c, norm + c, mine);
-    mine = warp_sum(mine);
+    for (int c = threadIdx.x * 8; (TILES ? c / 256 * 256 : c) < columns; c += WORKERS * 8) {
+        float eight = 0;
+        if (!TILES || c < columns)
+            *reinterpret_cast<uint4*>(out + static_cast<long>(blockIdx.x) * columns + c) = normed(row + c, norm + c, TILES ? eight : mine);
+        if constexpr (TILES) mine += eight + __shfl_xor_sync(~0u, eight, 1);
+    }
+    mine = TILES ? sum_of_tiles(mine) : warp_sum(mine);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     float found = inverse_rms(squares, columns, eps);
     if (threadIdx.x == 0) scale[blockIdx.x] = found;
 }
+
+extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) { scale_row<false>(x, norm, out, scale, columns, eps); }
+// For launches of bf16 alone.
+extern "C" __global__ void __launch_bounds__(WORKERS) scale_rows_by_tiles(const float* x, const bf16* norm, bf16* out, float* scale, int columns, float eps) { scale_row<true>(x, norm, out, scale, columns, eps); }

@@ -40,11 +40,13 @@ __device__ __forceinline__ void fetch_chunk(const Call& call, u8* to, const u8* 
     if (WATCHED || lane == 0) phase_arrive(full);  // copies' arrivals order copies alone, not scales
 }
 
-// The warp that fetches.  It finds the rows' scales too, which the last chunk's barrier makes known.
+// The warp that fetches.  It finds the rows' scales too, which the last chunk's barrier makes known, unless they
+// are sums yet.
 __device__ __forceinline__ void fetch_chunks(const Call& call, Share share, Control& control, u8* x) {
     int lane = threadIdx.x % 32, size = call.rows * chunk_stride(call), slot = 0, parity = 1;
     await_predecessor();
-    float scale = lane < call.rows && call.beginning == ROWS_SCALED ? call.scale[lane] : 1.0f;
+    bool tells = lane < call.rows && call.beginning != ROWS_LEFT;
+    float scale = tells && call.beginning == ROWS_SCALED ? call.scale[lane] : 1.0f;
     for (int p = share.first; p < share.last; p++) {
         Part part = control.parts[p];
         const u8* from = static_cast<const u8*>(call.x) + part.begin * 64;
@@ -52,7 +54,7 @@ __device__ __forceinline__ void fetch_chunks(const Call& call, Share share, Cont
 #pragma unroll 1
         for (int c = 0; c < bytes; c += 1 << call.shift) {
             if (call.streams) phase_wait(&control.x_empty[slot], parity);
-            if (p + 1 == share.last && c + (1 << call.shift) >= bytes && lane < call.rows) control.scale[lane] = scale;
+            if (p + 1 == share.last && c + (1 << call.shift) >= bytes && tells) control.scale[lane] = scale;
             fetch_chunk(call, x + slot * size, from + c, min(1 << call.shift, bytes - c), &control.x_full[slot]);
             if (++slot == call.window) slot = 0, parity ^= 1;
         }

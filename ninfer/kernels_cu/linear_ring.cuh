@@ -15,7 +15,9 @@
 constexpr int SPANS = 8, WORKERS = TEAMS * SPANS * 32, THREADS = WORKERS + TEAMS * 32, FINISHING = THREADS + TEAMS * 32, FETCHING = FINISHING + 32, ROWS = 8;
 constexpr int SIDE = TEAMS * SPANS * 32;  // float4 of one side of the place where sums meet
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
-enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED };
+enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED, ROWS_LEFT };
+// How x comes; the others are those of launches of bf16 alone, whose norms sum squares by tiles.
+enum { AT_ONCE, TILES_AT_ONCE, TILES_IN_CHUNKS, TILES_LEAVING };
 
 // An integer added to the bits of these adds as much to the first and a 256th of it to the second: sums of
 // products of upper and of lower bytes of x begin there.
@@ -31,7 +33,7 @@ struct Call {
     Matrix matrices[8];
     const void* x;          // (rows, columns): bf16, or float32 for ROWS_NORMED
     const bf16* norm;       // (columns,) of ROWS_NORMED
-    const float* scale;     // (rows,) of ROWS_SCALED
+    const float* scale;     // (rows,) of ROWS_SCALED; (rows, columns / 16) sums of squares of ROWS_LEFT
     const float* residual;  // (rows, stride) of ADD_RESIDUAL
     float4* partial;        // (tiles, parts, 32) when parts are split over blocks
     u32* counters;          // (tiles,), zero between launches
@@ -44,6 +46,9 @@ struct Call {
     int window;   // chunks of x that have room, of linear_bf16_chunks (see linear_chunks.cuh)
     int shift;    // of the bytes of a row in a chunk
     int streams;  // whether chunks take turns: then no team has more than one tile
+    const bf16* next;  // (stride,) of TILES_LEAVING, an ADD_RESIDUAL: the norm behind, for which ROWS_LEFT are left:
+    bf16* weighted;    // (rows, stride) x (1 + norm)
+    float* squares;    // (rows, tiles) sums of the squares of a tile's columns of x
 };
 
 constexpr int MAX_STAGES = 8, MAX_PARTS = 8, MAX_CHUNKS = 32, MAX_WINDOW = 8;

@@ -20,6 +20,35 @@ __device__ __forceinline__ float inverse_rms(const float* squares, int columns, 
     return rsqrtf(sum / static_cast<float>(columns) + eps);
 }
 
+// Lanes have sums of 16 columns in twos: a working warp's sum of its columns, neighbours first.
+__device__ __forceinline__ float sum_of_tiles(float x) {
+#pragma unroll
+    for (int d = 2; d < 32; d *= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+
+// The same as inverse_rms by one warp from sums of 16 columns, as ``norm_rows<true>`` and it sum them: a lane's ``n``th
+// four, with those a whole round of the working warps behind each, belong to working warp 8 n + lane / 4.
+__device__ __forceinline__ float inverse_rms_of_tiles(const float* tiles, int columns, float eps) {
+    float4 mine[TEAMS] = {};
+#pragma unroll 1
+    for (int at = threadIdx.x % 32 * 4; at < columns / 16; at += WORKERS / 2)
+#pragma unroll
+        for (int n = 0; n < TEAMS; n++)
+            if (at + n * 128 < columns / 16) mine[n] = plus(mine[n], __ldcg(reinterpret_cast<const float4*>(tiles + at + n * 128)));
+    float warps[4] = {};
+#pragma unroll
+    for (int n = 0; n < TEAMS; n++) {
+        warps[n] = mine[n].x + mine[n].y + (mine[n].z + mine[n].w);
+        warps[n] += __shfl_xor_sync(~0u, warps[n], 1);
+        warps[n] += __shfl_xor_sync(~0u, warps[n], 2);
+    }
+    float sum = warps[0] + warps[2] + (warps[1] + warps[3]);
+#pragma unroll
+    for (int d = 16; d > 2; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    return rsqrtf(sum / static_cast<float>(columns) + eps);
+}
+
 __device__ __forceinline__ u32 pair_bf16(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<u32*>(&pair);
@@ -189,17 +218,21 @@ __device__ __forceinline__ void fetch(const Call& call, u8* x, int stride, int b
     }
 }
 
-// Rows that come in float32 with a norm: one after the other, their squares summed over all columns.
+// Rows that come in float32 with a norm: one after the other, their squares summed over all columns.  ``TILES``: eight
+// columns and two such sums first, which is as far as a launch before may have summed those of its tiles.
+template <bool TILES>
 __device__ __forceinline__ void norm_rows(const Call& call, Control& control, u8* x, int stride, int begin, int columns) {
     int K = call.columns;
     for (int t = 0; t < call.rows; t++) {
         float squares = 0;
-        for (int c = threadIdx.x * 8; c < max(K, begin + columns); c += WORKERS * 8) {
+        for (int c = threadIdx.x * 8; (TILES ? c / 256 * 256 : c) < max(K, begin + columns); c += WORKERS * 8) {
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, squares);
+            float eight = 0;
+            if (c < K) v = normed(static_cast<const float*>(call.x) + static_cast<long>(t) * K + c, call.norm + c, TILES ? eight : squares);
+            if constexpr (TILES) squares += eight + __shfl_xor_sync(~0u, eight, 1);
             if (c >= begin && c < begin + columns) *reinterpret_cast<uint4*>(x + t * stride + (c - begin) * 2) = v;
         }
-        squares = warp_sum(squares);
+        squares = TILES ? sum_of_tiles(squares) : warp_sum(squares);
         if (threadIdx.x % 32 == 0) control.squares[t][threadIdx.x / 32] = squares;
     }
     team_barrier(14, WORKERS);
@@ -212,11 +245,11 @@ __device__ __forceinline__ void await_rows() {
 }
 
 // Put the block's columns of every row of x into shared memory and find the rows' scales.
-template <int F, bool APART>
+template <int F, bool APART, bool TILES>
 __device__ __forceinline__ void stage_rows(const Call& call, Control& control, u8* x, float* scales, int begin, int columns) {
     int stride = Layout<F>::x_stride(columns), t = threadIdx.x / 32;
     bool norms = call.beginning == ROWS_NORMED;
-    if (norms) norm_rows(call, control, x, stride, begin, columns);
+    if (norms) norm_rows<TILES>(call, control, x, stride, begin, columns);
     else fetch(call, x, stride, begin, columns);
     if constexpr (F != BF16) convert<F>(call.rows, x, scales, stride, columns);
     else await_copies(0);

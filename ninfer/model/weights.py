@@ -11,6 +11,7 @@ The one thing a reader would get wrong: nothing here checks formats or copies by
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import attrs
@@ -145,6 +146,16 @@ class Mtp:
     input_projection: Weight
     layer: Layer
     final_norm: Array
+
+
+def norms_behind(decoder: Decoder) -> list[tuple[Weight, Array]]:
+    """Matrices whose products add to the residual stream, with the norm that begins the next product."""
+    found = []
+    for layer, behind in itertools.zip_longest(decoder.layers, decoder.layers[1:]):
+        if isinstance(layer.feed, Dense):
+            found.append((layer.mixer.output, layer.feed.norm))
+            found += [(layer.feed.down, behind.mixer.norm)] if behind else []
+    return found
 
 
 def load_decoder(loader: Loader, config: TextConfig) -> Decoder:

@@ -20,6 +20,7 @@ import attrs
 from ninfer.artifact.formats import NVFP4
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
+from ninfer.ops.linear_source import Beginning, Left, Source
 from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
@@ -27,7 +28,7 @@ MAX_PART = 6144  # columns whose products are summed before parts are added up
 JOINT_TILES = 132  # no more tiles than that: all teams of a block share each
 MAX_ROWS = 8
 LEAST_ROWS = 4  # that a launch of three teams must take, or there are two
-FUSED_NORM_ROWS = 4  # more rows are normed once by a kernel of their own, to the same bits
+FUSED_NORM_ROWS = 4  # more rows, if none were left, are normed once by a kernel of their own
 SPANS = 8  # working warps of a team
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
 CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
@@ -35,7 +36,7 @@ LAUNCHES = 64  # launches whose claims are kept apart: more than can be under wa
 COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zero at first
 STATIC_SHARED = 2048
 MIN_STAGES, MAX_STAGES = 2, 8
-CHUNKED_ROWS = 3  # fewer rows of bf16 are there sooner all at once
+CHUNKED_ROWS = 2  # one row of bf16 is there sooner all at once
 MAX_CHUNKS = 32  # of bf16 rows, each with a barrier
 CHUNK_SHIFT = 11  # of the least bytes of a row in a chunk
 ROOMY_STAGES = 6  # more gain nothing
@@ -85,10 +86,11 @@ KERNELS = {
     "linear": set(LAYOUTS),
 }
 CHUNKED = "linear_bf16_chunks"  # for bf16 alone, with one more warp a block, which fetches rows of x
+LEAVING = "linear_bf16_leaving"  # likewise, and leaves what the norm behind it needs
 FEW_BITS = {3, 4, 5}  # whose products need the registers of a finishing warp
 _GROUP = struct.Struct("7i")
 _MATRIX = struct.Struct("5Q4i")
-_TAIL = struct.Struct("7Q5if6i")
+_TAIL = struct.Struct("7Q5if6i3Q")
 
 
 class Ending(enum.IntEnum):
@@ -102,11 +104,15 @@ class Ending(enum.IntEnum):
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The left operand: (T, K) bf16, or float32 with a (1 + w) RMSNorm to apply first."""
+    """The left operand: (T, K) bf16, or float32 with a (1 + w) RMSNorm to apply first.
+
+    left  what the product that made x has left for this norm, if anything
+    """
 
     x: DeviceArray
     norm: DeviceArray | None = None
     eps: float = 0.0
+    left: Left | None = None
 
 
 @attrs.frozen
@@ -315,12 +321,14 @@ class Linear:
         outs: Sequence[DeviceArray],
         ending: Ending,
         residual: DeviceArray | None = None,
-    ) -> None:
+        next_norm: DeviceArray | None = None,
+    ) -> Left | None:
         """Multiply: outs[i] = ending(rows @ matrices[i].T).
 
-        x         (T, K)    bf16, or float32 when ``rows.norm`` is given
-        outs[i]   (T, N_i)  bf16 or float32 as ``ending`` says; SWIGLU has one, for two matrices
-        residual  (T, N)    float32, for ADD_RESIDUAL
+        x          (T, K)    bf16, or float32 when ``rows.norm`` is given
+        outs[i]    (T, N_i)  bf16 or float32 as ``ending`` says; SWIGLU has one, for two matrices
+        residual   (T, N)    float32, for ADD_RESIDUAL
+        next_norm  (N,)      the norm that follows ADD_RESIDUAL, if known: what it needs may come back
 
         Any T; K a multiple of 8, rows of codes on 16 bytes.  Raises ValueError.
         """
@@ -331,20 +339,22 @@ class Linear:
         step = rows_that_fit(columns, forms, self.shared_limit, teams)
         if not step:
             raise ValueError(f"{columns} columns do not fit {self.shared_limit} bytes of shared memory")
-        source, scale = (
-            self._normed(rows, teams) if rows.norm is not None and total > FUSED_NORM_ROWS else (rows, None)
-        )
+        chunks = total <= step and self._chunks(total, columns, forms, tiles, teams) is not None
+        source = self._source(rows, chunks, teams, "scale_rows" + "_by_tiles" * (set(forms) == {0}))
+        adds = chunks and ending is Ending.ADD_RESIDUAL
+        left = Left.take(self.take, outs[0].shape, next_norm) if adds and next_norm else None
         for begin in range(0, total, step):
             end = min(total, begin + step)
             self._launch(
-                attrs.evolve(source, x=source.x.rows(begin, end)),
-                scale.rows(begin, end) if scale else None,
+                source.rows(begin, end),
                 matrices,
                 [out.rows(begin, end) for out in outs],
                 ending,
                 residual.rows(begin, end) if residual else None,
+                left,
                 teams,
             )
+        return left
 
     def _check(
         self,
@@ -373,38 +383,37 @@ class Linear:
         if rows.x.kind != ("bf16" if rows.norm is None else "f32"):
             raise ValueError(f"linear: x is {rows.x.kind}")
 
-    def _normed(self, rows: Rows, teams: int) -> tuple[Rows, DeviceArray]:
+    def _source(self, rows: Rows, chunks: bool, teams: int, scaling: str) -> Source:
         total, columns = rows.x.shape
+        if rows.norm is None:
+            return Source(rows.x)
+        if rows.left and chunks:
+            return Source(rows.left.x, Beginning.LEFT, rows.eps, scale=rows.left.squares)
+        if total <= FUSED_NORM_ROWS:
+            return Source(rows.x, Beginning.NORMED, rows.eps, rows.norm)
         x, scale = self.take((total, columns), "bf16"), self.take((total,), "f32")
-        self.library.get("linear.cu", "scale_rows", TEAMS=teams).launch(
-            total,
-            teams * SPANS * 32,
-            rows.x,
-            rows.norm,
-            x,
-            scale,
-            columns,
-            rows.eps,
+        self.library.get("linear.cu", scaling, TEAMS=teams).launch(
+            *(total, teams * SPANS * 32, rows.x, rows.norm, x, scale, columns, rows.eps),
             dependent=self.dependent,
         )
-        return Rows(x), scale
+        return Source(x, Beginning.SCALED, scale=scale)
 
     def _launch(
         self,
-        rows: Rows,
-        scale: DeviceArray | None,
+        source: Source,
         matrices: Sequence[StoredMatrix],
         outs: Sequence[DeviceArray],
         ending: Ending,
         residual: DeviceArray | None,
+        left: Left | None,
         teams: int,
     ) -> None:
-        total, columns = rows.x.shape
+        total, columns = source.x.shape
         self._launched += 1
         groups = group_by_format(matrices, ending)
         forms = [group.format for group in groups]
         plan = self._plan(
-            total, columns, forms, sum(group.tiles for group in groups), teams, rows.norm is None
+            total, columns, forms, sum(group.tiles for group in groups), teams, source.norm is None
         )
         split = parts_of(columns) if plan.split else 1
         weight = [
@@ -414,9 +423,9 @@ class Linear:
         tiles = sum(group.tiles for group in groups)
         partial = self._partial(tiles, split)
         call = _pack_matrices(groups, matrices, outs, ending) + _TAIL.pack(
-            rows.x.ptr,
-            rows.norm.ptr if rows.norm else 0,
-            scale.ptr if scale else 0,
+            source.x.ptr,
+            source.norm.ptr if source.norm else 0,
+            source.scale.ptr if source.scale else 0,
             residual.ptr if residual else 0,
             partial.ptr if partial else 0,
             self.counters.ptr + 4 * LAUNCHES * CLAIMS,
@@ -424,34 +433,38 @@ class Linear:
             total,
             columns,
             parts_of(columns),
-            1 if scale else 2 if rows.norm else 0,
+            source.beginning,
             ending,
-            rows.eps,
+            source.eps,
             plan.stages,
             split,
             tiles <= JOINT_TILES,
             plan.window,
             plan.shift,
             plan.streams,
+            *((left.norm.ptr, left.x.ptr, left.squares.ptr) if left else (0, 0, 0)),
         )
-        name = CHUNKED if plan.window else kernel_for(forms)
+        name = LEAVING if left else CHUNKED if plan.window else kernel_for(forms)
         self.library.get("linear.cu", name, TEAMS=teams).launch(
             sum(group.blocks for group in groups),
-            (teams * warps_of(kernel_for(forms)) + (name == CHUNKED)) * 32,
+            (teams * warps_of(kernel_for(forms)) + (name in (CHUNKED, LEAVING))) * 32,
             call,
             shared=plan.need,
             dependent=self.dependent,
         )
 
+    def _chunks(self, rows: int, columns: int, forms: Sequence[int], tiles: int, teams: int) -> Fit | None:
+        if set(forms) != {0} or rows < CHUNKED_ROWS:
+            return None
+        return chunk_fit(
+            rows, columns, self.shared_limit, teams, JOINT_TILES < tiles <= self.blocks * teams
+        )
+
     def _plan(
         self, rows: int, columns: int, forms: Sequence[int], tiles: int, teams: int, plain: bool
     ) -> Fit:
-        if plain and set(forms) == {0} and rows >= CHUNKED_ROWS:
-            once = JOINT_TILES < tiles <= self.blocks * teams
-            found = chunk_fit(rows, columns, self.shared_limit, teams, once)
-            if found:
-                return found
-        found = fit(rows, columns, forms, self.shared_limit, teams)
+        found = self._chunks(rows, columns, forms, tiles, teams) if plain else None
+        found = found or fit(rows, columns, forms, self.shared_limit, teams)
         assert found is not None
         return found
 

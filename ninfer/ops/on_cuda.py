@@ -4,11 +4,16 @@ Activations are bf16, the residual stream float32.  A step's kind chooses the ro
 (prefill widens weights, rows stream them), so ``embed`` must be the first verb of a pass: it enters the
 step.  Nothing here allocates, waits or reads back, so the same calls run eagerly and inside capture.
 
+A product whose rows a norm will follow may leave what that norm needs.  It is kept for the very array
+that the product returned, until the next one, and never beyond a pass: no norm is known behind the last.
+
 The one thing a reader would get wrong: heads, drafts and logits always take the streaming road, also in
 a prefill pass, so the token after a prompt is found in decode's arithmetic.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import attrs
 
@@ -19,6 +24,7 @@ from ninfer.ops.cuda_experts import Experts, Pending
 from ninfer.ops.cuda_sampler import Sampler
 from ninfer.ops.cuda_state import DeltaWeights, Records, Shape, Take, pack_sequences
 from ninfer.ops.linear import Ending, Rows
+from ninfer.ops.linear_source import Left
 from ninfer.ops.products import Products
 from ninfer.ops.verbs import Routing, Step, Weight
 
@@ -27,7 +33,10 @@ Array = DeviceArray
 
 @attrs.define(eq=False)
 class CudaVerbs:
-    """Verbs over one set of pages and slots; see the parts for what each owns."""
+    """Verbs over one set of pages and slots; see the parts for what each owns.
+
+    followers  the norm behind ``project_add``, by where the codes of its matrix lie
+    """
 
     shape: Shape
     take: Take
@@ -36,7 +45,9 @@ class CudaVerbs:
     delta: Delta
     experts: Experts
     sampler: Sampler
+    followers: Mapping[int, Array] = attrs.field(factory=dict)
     _wide: bool = False
+    _left: tuple[Array, Left] | None = None
 
     def _launch(
         self, name: str, grid: int | tuple[int, int], *arguments: DeviceArray | int | float | bytes | None
@@ -45,11 +56,13 @@ class CudaVerbs:
         library.get("hidden.cu", name).launch(grid, 256, *arguments, dependent=self.delta.dependent)
 
     def _rows(self, x: Array, norm: Array) -> Rows:
-        return Rows(x, norm, self.shape.eps)
+        made, self._left = self._left, None
+        left = made[1] if made and made[0] is x and made[1].norm is norm else None
+        return Rows(x, norm, self.shape.eps, left)
 
     def embed(self, table: Weight, step: Step) -> Array:
         """Look up token rows, then replace the rows that ``step.embeds`` names; enters the step."""
-        self._wide = step.kind == "prefill"
+        self._wide, self._left = step.kind == "prefill", None
         self.attention.enter(step)
         x = self.products.embed(table.data, step.ids)
         if step.embeds is not None:
@@ -115,7 +128,12 @@ class CudaVerbs:
     def project_add(self, y: Array, weight: Weight, x: Array) -> Array:
         """x + y @ W.T, float32."""
         out = self.take(x.shape, "f32")
-        self.products(Rows(y), [weight.data], [out], Ending.ADD_RESIDUAL, x, wide=self._wide)
+        left = self.products(
+            *(Rows(y), [weight.data], [out], Ending.ADD_RESIDUAL, x),
+            wide=self._wide,
+            next_norm=self.followers.get(weight.data.codes),
+        )
+        self._left = (out, left) if left else None
         return out
 
     def norm_swiglu(self, x: Array, norm: Array, gate: Weight, up: Weight) -> Array:

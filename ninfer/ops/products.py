@@ -18,6 +18,7 @@ import attrs
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm import Gemm
 from ninfer.ops.linear import Ending, Linear, Rows, are_pair
+from ninfer.ops.linear_source import Left
 from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
 
 _MATRIX = struct.Struct("5Q4i")
@@ -92,7 +93,8 @@ class Products:
         residual: DeviceArray | None = None,
         *,
         wide: bool = False,
-    ) -> None:
+        next_norm: DeviceArray | None = None,
+    ) -> Left | None:
         """outs[i] = ending(rows @ matrices[i].T); shapes as in ``Linear``, any number of columns.
 
         Several outs of a wide product are those of ``places``.
@@ -102,12 +104,11 @@ class Products:
         if swiglu and len({(m.format, m.rows) for m in matrices}) != 1:
             even = wide = False  # no fused kernel pairs two formats
         if even and not wide and (not swiglu or are_pair(matrices)):
-            self.linear(rows, matrices, outs, ending, residual)
-            return
+            return self.linear(rows, matrices, outs, ending, residual, next_norm)
         x = self._normed(rows)
         if swiglu:
             self._swiglu(x, matrices[0], matrices[1], outs[0], wide and even)
-            return
+            return None
         if wide and even:
             begin = 0
             for matrix, count in bands(matrices):
@@ -117,9 +118,10 @@ class Products:
                 shape = x.shape[0], matrix.rows
                 out = DeviceArray(first.ptr, shape, first.kind, first.owner, first.pitch)
                 self._wide(x, matrix, out, residual)
-            return
+            return None
         for matrix, out in zip(matrices, outs, strict=True):
             self._any(x, matrix, out, ending, residual)
+        return None
 
     def places(
         self, rows: int, matrices: Sequence[StoredMatrix], *, wide: bool = False

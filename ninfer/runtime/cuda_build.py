@@ -26,7 +26,7 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
 from ninfer.model.config import TextConfig
 from ninfer.model.vision import Tower
-from ninfer.model.weights import Decoder, Delta
+from ninfer.model.weights import Decoder, Delta, norms_behind
 from ninfer.ops.cuda_attention import AttentionKernels, splits_of
 from ninfer.ops.cuda_delta import SHARED_BY
 from ninfer.ops.cuda_delta import Delta as DeltaKernels
@@ -175,6 +175,7 @@ def assemble(
         delta=_delta(machine, shape, images, deltas, sizes, keep, lend),
         experts=Experts(library, lend, shape, products, keep((MOST_ROWS,), "u32")),
         sampler=sampler,
+        followers={weight.data.codes: norm for weight, norm in norms_behind(decoder)},
     )
     return CudaProgram(
         geometry=_geometry(sizes, images.image_bytes, pool.page_bytes),

@@ -101,6 +101,30 @@ def test_fused_norm_and_swiglu(form):
     assert np.linalg.norm(b.back(out).astype(np.float32) - want) <= 1.2e-2 * np.linalg.norm(want)
 
 
+@pytest.mark.parametrize("columns, outputs", [(5120, 2176), (5120, 16400), (256, 512)])
+def test_what_products_leave_for_a_norm_changes_no_bits(columns, outputs):
+    b = bench()
+    (first, _), (second, values) = weight("bf16", columns, 640), weight("bf16", outputs, columns)
+    y, residual = rows_of(8, 640), np.random.default_rng(4).standard_normal((8, columns), np.float32) * 3
+    weights = (np.random.default_rng(5).standard_normal(columns) / 4).astype(BF16)
+    norm = b.to(weights)
+
+    def run(begin, end, leave):
+        x, out = b.empty((end - begin, columns), "f32"), b.empty((end - begin, outputs), "f32")
+        added, known = b.to(residual[begin:end]), norm if leave else None
+        rows = Rows(b.to(y[begin:end]))
+        left = b.products(rows, [first], [x], Ending.ADD_RESIDUAL, added, next_norm=known)
+        b.products(Rows(x, norm, 1e-6, left), [second], [out], Ending.STORE_F32)
+        assert (left is not None) == (leave and end - begin > 1)
+        return b.back(x), b.back(out)
+
+    x, whole = run(0, 8, True)
+    n = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-6) * (1 + weights.astype(np.float32))
+    LINEAR_TC.check(whole, n @ values.T)
+    for begin, end, leave in ((0, 8, 0), (0, 1, 0), (7, 8, 1), (2, 4, 1), (0, 2, 0), (1, 5, 0), (3, 8, 1)):
+        assert (run(begin, end, leave)[1] == whole[begin:end]).all(), (begin, end, leave)
+
+
 def test_mixed_formats_share_a_launch_and_residuals_add():
     b = bench()
     made = [

@@ -100,6 +100,12 @@ def test_every_weight_format(form: str) -> None:
         LINEAR_TC.check(product(x, matrix, wide=wide), want)
 
 
+def test_norms_of_the_weight_format_whose_products_prepare_them() -> None:
+    from tests.device.test_linear import test_what_products_leave_for_a_norm_changes_no_bits as check
+
+    check(256, 512)
+
+
 @pytest.mark.parametrize("form", CODES)
 def test_rings_come_round(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.device.card import BF16, bench

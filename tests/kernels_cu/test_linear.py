@@ -12,8 +12,10 @@ from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.source import load
 from ninfer.ops.linear import (
+    CHUNKED,
     COUNTERS,
     KERNELS,
+    LEAVING,
     SPANS,
     Ending,
     Linear,
@@ -194,6 +196,72 @@ def test_norm_comes_first_and_a_row_is_the_same_alone_and_among_sixteen():
     assert (run_normed(aligned(x[2:9]), norm, matrix, order=2, blocks=2) == both[2:9]).all()
 
 
+class Normed:
+    """A product with a residual, a norm and a product of its rows, of bf16."""
+
+    def __init__(self, columns):
+        rng = np.random.default_rng(17)
+        self.first, _ = weight(rng, "bf16", columns, 64)
+        self.second, self.values = weight(rng, "bf16", 72, columns)
+        self.y, self.residual = (
+            rows_of(rng, 8, 64),
+            rng.standard_normal((8, columns)).astype(np.float32) * 3,
+        )
+        self.norm = aligned(rng.standard_normal(columns).astype(BF16))
+
+    def run(self, rows, leave=True, order=0, library=EmulatedLibrary, blocks=3):
+        """The residual stream, the second product, whether anything was left, and all launched kernels."""
+        run = linear(order, blocks)
+        run.library = library(order)
+        shape, norm = (len(rows), self.second.columns), on_device(self.norm)
+        x, out = aligned(np.full(shape, np.nan, np.float32)), np.full((len(rows), 72), np.nan, np.float32)
+        residual = on_device(aligned(self.residual[rows]))
+        left = run(
+            *(Rows(on_device(aligned(self.y[rows]))), [self.first], [on_device(x)], Ending.ADD_RESIDUAL),
+            *(residual, norm if leave else None),
+        )
+        run(Rows(on_device(x), norm, 1e-6, left), [self.second], [on_device(out)], Ending.STORE_F32)
+        assert not run.counters.owner.any()
+        return x, out, left is not None, {key[1] for key in run.library._kernels}
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize(
+    "teams, columns", [(3, 704), (3, 6208), (2, 704), (2, 4160)]
+)  # a warp's stretches: 1, 2
+def test_what_products_leave_for_a_norm_gives_the_bits_of_every_other_way(
+    teams, columns, joint, monkeypatch
+):
+    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 512 if joint else 0)
+    monkeypatch.setattr("ninfer.ops.linear.teams_of", lambda *shape: teams)
+    made = Normed(columns)
+    x, out, left, kernels = made.run(range(8))
+    assert left and kernels == {LEAVING, CHUNKED}
+    scaled = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-6) * (1 + made.norm.astype(np.float32))
+    close(out, scaled @ made.values.T)
+    ways = (
+        (range(8), False, 1),
+        (range(2, 7), True, 2),
+        (range(4), False, 1),
+        ([6], True, 0),
+        (range(2), True, 1),
+        (range(2), False, 0),
+    )
+    for rows, leave, order in ways:
+        again = made.run(rows, leave, order, blocks=2)
+        assert (again[0] == x[rows]).all() and (again[1] == out[rows]).all()
+        assert again[2] == (leave and len(rows) > 1)
+        assert ("scale_rows_by_tiles" in again[3]) == (len(rows) > 4 and not again[2])
+    assert (made.run(range(8), order=2, library=Watched)[1] == out).all()
+
+
+def test_norms_whose_squares_do_not_come_in_fours_are_left_to_the_next_product():
+    made = Normed(696)
+    _, out, left, kernels = made.run(range(8))
+    assert not left and "scale_rows_by_tiles" in kernels
+    assert (made.run([3])[1] == out[3]).all()
+
+
 @pytest.mark.parametrize("form", ["bf16", "q8_g32_fp16"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_split_columns_meet_in_order(form, shared, monkeypatch):
@@ -286,7 +354,8 @@ def test_stages_come_round_and_the_form_that_is_watched_has_the_same_bits(form, 
 
 
 def test_the_host_knows_which_formats_each_kernel_has():
-    line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ stream<(\w+), false, (.+?)>"
+    line = r"bounds__\((\w+), 1\) (\w+)\(const __grid_constant__ Call call\) \{ "
+    line += r"stream<(\w+), \w*AT_ONCE, (.+?)>"
     codes = {form.split("_")[0].upper(): code for form, code in CODES.items()}
     written = {
         name: (threads, apart, forms)

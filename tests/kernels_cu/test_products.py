@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from ninfer.kernels_cu.arrays import DeviceArray
+from ninfer.ops.cuda_state import Shape
 from ninfer.ops.linear import Ending, Rows
+from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.products import Products, bands, joined
+from ninfer.ops.verbs import Weight
 from tests.emulator import toolkit
-from tests.emulator.memory import gemm, seen
+from tests.emulator.memory import gemm, seen, take
 from tests.kernels_cu.test_linear import BF16, FORMATS, aligned, close, linear, on_device, rows_of, weight
 
 pytestmark = pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
@@ -34,6 +37,32 @@ def test_embedding_and_widening_agree_with_the_codec(form):
 def test_unknown_id_gives_nan():
     table, _ = weight(np.random.default_rng(1), "bf16", 8, 16)
     assert np.isnan(seen(products().embed(table, on_device(np.array([8, -1], np.int32))))).all()
+
+
+def test_verbs_hand_what_a_product_left_to_the_norm_it_was_left_for_and_to_no_other():
+    rng = np.random.default_rng(6)
+    made = [weight(rng, "bf16", rows, columns)[0] for rows, columns in ((128, 64), (40, 128), (40, 128))]
+    output, gate, up = (Weight(m.rows, m.columns, m.format, m) for m in made)
+    norms = [on_device(aligned(rng.standard_normal(128).astype(BF16))) for _ in range(2)]
+    y, x = on_device(rows_of(rng, 5, 64)), aligned(rng.standard_normal((5, 128)).astype(np.float32))
+
+    def run(norm, between=False, **known):
+        parts = dict.fromkeys(("attention", "delta", "experts", "sampler"))
+        verbs = CudaVerbs(Shape(128, 1, 1, 1, 1, 1e-6), take, products(), **parts, **known)
+        added = verbs.project_add(y, output, on_device(x))
+        if between:
+            verbs.project_add(y, output, on_device(x))
+        out = verbs.norm_swiglu(added, norm, gate, up)
+        return seen(out).copy(), "scale_rows_by_tiles" in {
+            key[1] for key in verbs.products.linear.library._kernels
+        }
+
+    followers = {output.data.codes: norms[0]}
+    left, plain = run(norms[0], followers=followers), run(norms[0])
+    assert not left[1] and plain[1] and (left[0] == plain[0]).all()
+    other = run(norms[1], followers=followers)
+    assert other[1] and (other[0] == run(norms[1])[0]).all()
+    assert run(norms[0], between=True, followers=followers)[1]
 
 
 @pytest.mark.parametrize("form, columns", [("bf16", 33), ("fp8_e4m3fn_row_bf16", 52), ("q5_g64_fp16", 70)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def image(bed: Bed, program: CudaProgram, slot: int = 0) -> Any:
 
 def prompt(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(5, 3000, count).tolist())
+
+
+@models
+def test_products_know_the_norm_behind_them(bed: Bed, name: str) -> None:
+    program = program_of(bed, name)
+    layers, known = program.decoder.layers, program.verbs.followers
+    assert len(known) == (0 if name.endswith("moe") else 2 * len(layers) - 1)
+    for layer, behind in itertools.pairwise(layers):
+        if known:
+            assert known[layer.mixer.output.data.codes] is layer.feed.norm
+            assert known[layer.feed.down.data.codes] is behind.mixer.norm
 
 
 @models
