@@ -12,6 +12,7 @@
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
 //: spills linear 384
+//: spills linear_bf16_leaving 20
 //: spills linear_fp8 8
 //: spills linear_fp8_bf16 8
 //: spills linear_q5 20
@@ -177,7 +178,7 @@ __device__ __forceinline__ void finish(const Call& call, const Group& group, Sha
             int side = round & 1;
             await_sums(control, owner, round, (SPANS * share.teams + 1) * 32);
             float4 total;
-            if (add_up(total, call, group.base, share, meet + side * SIDE, carry, &control.gathered[owner][side], p, tile))
+            if (add_up(total, call, group.base, share, meet + side % SIDES<WAY> * SIDE, carry, &control.gathered[owner][side], p, tile))
                 output.store(total, control.scale, lane, tile, reinterpret_cast<float*>(carry));
         }
     }
@@ -249,14 +250,14 @@ __device__ __forceinline__ void produce(const Call& call, const Group& group, Sh
     await_predecessor();
 }
 
-// Until the side of the meeting place that a round needs has been read.
+// Until the sums of a round, if there was such a round, have been read.
 __device__ __forceinline__ void await_gathered(Control& control, int owner, int round) {
-    if (round > 1) phase_wait(&control.gathered[owner][round & 1], (round / 2 - 1) & 1);
+    if (round >= 0) phase_wait(&control.gathered[owner][round & 1], round / 2 & 1);
 }
 
 // Tell the warp that finishes which tile is next, or that there are no more.
 __device__ __forceinline__ void announce(Control& control, int owner, int n, int round, int tile) {
-    await_gathered(control, owner, round);  // so it has read the announcement before the last
+    await_gathered(control, owner, round - 2);  // so it has read the announcement before the last
     if (threadIdx.x % 32 == 0) {
         control.under_way[owner][n & 1] = tile;
         phase_arrive(&control.begun[owner][n & 1]);
@@ -297,9 +298,9 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
     int columns = all.units * L::COLUMNS, stages = call.stages, hop = SPANS * share.teams * UNIT, crew = SPANS * share.teams, place = share.team * SPANS + span, owner = team - share.team;
 
     float4* meet = reinterpret_cast<float4*>(shared) + owner * SPANS * 32;
-    float4* carry = reinterpret_cast<float4*>(shared) + 2 * SIDE + owner * 32;
-    u8* ring = shared + (2 * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
-    float* scales = reinterpret_cast<float*>(shared + (2 * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
+    float4* carry = reinterpret_cast<float4*>(shared) + SIDES<WAY> * SIDE + owner * 32;
+    u8* ring = shared + (SIDES<WAY> * SIDE + TEAMS * 32) * 16 + team * stages * L::STAGE;
+    float* scales = reinterpret_cast<float*>(shared + (SIDES<WAY> * SIDE + TEAMS * 32) * 16 + TEAMS * stages * L::STAGE);
     u8* x = reinterpret_cast<u8*>(scales) + columns / 64 * L::X_SCALES;
     if (CHUNKS && warp == TEAMS * (SPANS + 2)) return fetch_chunks(call, share, control, x);
     if (APART && warp >= TEAMS * (SPANS + 1)) {
@@ -338,9 +339,9 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
                 cursor.leave(lane);
             }
             if (CHUNKS) chunks.end_part(call, end);
-            await_gathered(control, owner, round);
+            await_gathered(control, owner, round - SIDES<WAY>);
             int side = round & 1;
-            float4 total, *here = meet + side * SIDE;
+            float4 total, *here = meet + side % SIDES<WAY> * SIDE;
             here[place * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
             if (WATCHED || APART || place != turn) bring_sums(control, owner, round, (crew + APART) * 32);
             if (APART || place != turn) continue;

@@ -18,6 +18,10 @@ enum { STORE_BF16, STORE_F32, ADD_RESIDUAL, SWIGLU };
 enum { ROWS_BF16, ROWS_SCALED, ROWS_NORMED, ROWS_LEFT };
 // How x comes; the others are those of launches of bf16 alone, whose norms sum squares by tiles.
 enum { AT_ONCE, TILES_AT_ONCE, TILES_IN_CHUNKS, TILES_LEAVING };
+// Sides of the place where sums meet.  Where rows come in chunks rings are short of room, and one does: tiles take longer
+// than it takes to add up.
+template <int WAY>
+constexpr int SIDES = WAY > TILES_AT_ONCE ? 1 : 2;
 
 // An integer added to the bits of these adds as much to the first and a 256th of it to the second: sums of
 // products of upper and of lower bytes of x begin there.

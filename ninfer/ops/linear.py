@@ -218,7 +218,7 @@ def chunk_fit(rows: int, columns: int, limit: int, teams: int, once: bool) -> Fi
 
     once  no team has more than one tile, so chunks may take turns
     """
-    meeting = shared_bytes(0, columns, 0, 0, False, teams)
+    meeting = teams * (SPANS + 1) * 512  # of one side
     widths = [columns_of_part(columns, part) * 2 for part in range(parts_of(columns))]
     shift = next(s for s in range(CHUNK_SHIFT, 32) if sum(-(-width >> s) for width in widths) <= MAX_CHUNKS)
     counts = [-(-width >> shift) for width in widths]
