@@ -42,6 +42,8 @@ class _Config(ctypes.Structure):
 
 PROGRAMMATIC_SERIALIZATION = 6
 MAX_DYNAMIC_SHARED, SHARED_CARVEOUT = 8, 9
+BOX_COLUMNS = 64  # 128 bytes, which the swizzle asks for
+_MAP_BYTES, _BF16_ELEMENTS, _SWIZZLE_128, _PROMOTE_256 = 128, 9, 3, 3
 
 
 class Driver(Protocol):
@@ -55,6 +57,9 @@ class Driver(Protocol):
 
     def allow_shared(self, function: Any, nbytes: int) -> None:
         """Let a kernel take more than 48 KiB of dynamic shared memory."""
+
+    def box_map(self, ptr: int, rows: int, columns: int, stride: int, box_rows: int) -> bytes:
+        """Describe a matrix of bf16 to the engine that copies boxes of it."""
 
     def launch(
         self,
@@ -106,6 +111,22 @@ class CudaDriver:
         """Let a kernel take more than 48 KiB of dynamic shared memory."""
         code = self._lib.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, nbytes)
         self.check("cuFuncSetAttribute", code)
+
+    def box_map(self, ptr: int, rows: int, columns: int, stride: int, box_rows: int) -> bytes:
+        """Describe a matrix of bf16 to the engine that copies boxes of 64 columns of it, swizzled.
+
+        ``stride`` counts elements; the address is a multiple of 16 bytes, and so is a row.
+        """
+        room = ctypes.create_string_buffer(_MAP_BYTES + 64)
+        at = -(-ctypes.addressof(room) // 64) * 64
+        pair, one = ctypes.c_uint64 * 2, ctypes.c_uint64 * 1
+        words = ctypes.c_uint32 * 2
+        code = self._lib.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(at), _BF16_ELEMENTS, 2, ctypes.c_void_p(ptr), pair(columns, rows),
+            one(stride * 2), words(BOX_COLUMNS, box_rows), words(1, 1), 0, _SWIZZLE_128, _PROMOTE_256, 0,
+        )  # fmt: skip
+        self.check("cuTensorMapEncodeTiled", code)
+        return ctypes.string_at(at, _MAP_BYTES)
 
     def launch(
         self,

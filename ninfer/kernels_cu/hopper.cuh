@@ -68,6 +68,33 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
                  : "memory");
 }
 
+// Copies may arrive at barriers that this thread has just made.
+__device__ __forceinline__ void phases_to_copies() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
+
+// A matrix of bf16 as the copy engine knows it; `Library.box_map` makes one.  A kernel's parameter, marked __grid_constant__.
+struct alignas(64) BoxMap {
+    u64 words[16];
+};
+
+// Copy a box of a matrix to a slab: 64 columns from `column` on, of as many rows from `row` on as the map says; what lies
+// outside the matrix becomes zero.  The barrier hears of all of it.  One thread calls it.
+__device__ __forceinline__ void copy_box(void* to, const BoxMap& map, int column, int row, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// phase_wait for what comes soon: the thread does not sleep.
+__device__ __forceinline__ void phase_watch(u64* barrier, u32 parity) {
+    u32 done = 0;
+    while (!done)
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+}
+
 #define FOUR(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define THIRTY_TWO(d, n) \
     FOUR(d, n), FOUR(d, n + 1), FOUR(d, n + 2), FOUR(d, n + 3), FOUR(d, n + 4), FOUR(d, n + 5), FOUR(d, n + 6), FOUR(d, n + 7)
@@ -138,6 +165,22 @@ __device__ __forceinline__ void product_128_of_tiles(float (&d)[16][4], u64 a, u
         "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
         "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
         : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+// product_64 with b (192, 16).
+__device__ __forceinline__ void product_192_of_tiles(float (&d)[24][4], u64 a, u64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+        "}, %96, %97, p, 1, 1, 0, 0;\n}\n"
+        : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8), THIRTY_TWO(d, 16)
         : "l"(a), "l"(b), "r"(add));
 }
 

@@ -157,6 +157,11 @@ class Library:
         """Whether ``file`` has code for this card (Hopper-only sources do not everywhere)."""
         return bool({self.arch, f"{self.arch}a"} & set(load(file).architectures))
 
+    def box_map(self, array: DeviceArray, rows: int) -> bytes:
+        """A ``BoxMap`` (hopper.cuh) of a matrix of bf16, to be copied in boxes of so many rows."""
+        there, columns = array.shape
+        return self.driver.box_map(array.ptr, there, columns, array.stride, rows)
+
     def _module(self, source: Source, defines: Mapping[str, int]) -> Any:
         key = (source.name, *sorted(defines.items()))
         if key not in self._modules:

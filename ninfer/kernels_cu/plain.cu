@@ -6,6 +6,7 @@
 // The one thing a reader would get wrong: ``widen8`` needs k % 8 == 0 and may be asked past the last column
 // only when the caller masks what it returns.
 #include "formats.cuh"
+#include "swiglu.cuh"
 
 enum { STORE_BF16, STORE_F32, ADD_RESIDUAL };
 
@@ -76,11 +77,6 @@ __device__ __forceinline__ void widen(int format, const Matrix& m, long n, int k
         case Q6: return widen8<Q6>(m, n, k, columns, v);
         case NVFP4: return widen8<NVFP4>(m, n, k, columns, v);
     }
-}
-
-__device__ __forceinline__ u32 pack2(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<u32*>(&pair);
 }
 
 constexpr int AT_ONCE = 4;  // pieces of eight columns that a thread has in hand
@@ -225,12 +221,6 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_any(const float* gate, 
     await_predecessor();
     int i = blockIdx.x * 256 + threadIdx.x;
     if (i < count) out[i] = __float2bfloat16(gate[i] / (1.0f + __expf(-gate[i])) * up[i]);
-}
-
-__device__ __forceinline__ u32 swiglu2(u32 gate, u32 up) {
-    float x = as_float(gate << 16), y = as_float(gate & 0xffff0000u);
-    return pack2(__fdividef(x, 1.0f + __expf(-x)) * as_float(up << 16),
-                 __fdividef(y, 1.0f + __expf(-y)) * as_float(up & 0xffff0000u));
 }
 
 // out (rows, width) = silu(gate) * up, both bf16 with ``stride`` elements between rows; width % 8 == 0.  A block

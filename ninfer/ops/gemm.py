@@ -30,7 +30,7 @@ TUNED_ROWS = 2048
 FEW_ROWS = (64, 128, 256, 512, 1024)  # up to so many rows a choice reaches; one more is for all others
 _ASKED_ROWS = (*FEW_ROWS, TUNED_ROWS, 8192)
 _ASKED, _WORTH, _LONG_SECONDS = 8, 0.95, 1e-3  # answers each; least gain; products that are left alone
-_COMPARED, _REPEATS = 32, 3  # rows at either end; timed runs
+COMPARED, _REPEATS = 32, 3  # rows at either end; timed runs
 _MOST_LAYOUTS = 512
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANS_A, _PREF_WORKSPACE, _PREF_REDUCTION = 3, 1, 3
@@ -184,7 +184,7 @@ class CublasLt:
 
     def _try(self, key: _Key, out: DeviceArray, run: Callable[[Any], None], clock: Clock) -> Any:
         rows = out.shape[0]
-        ends = out.rows(0, min(_COMPARED, rows)), out.rows(max(0, rows - _COMPARED), rows)
+        ends = out.rows(0, min(COMPARED, rows)), out.rows(max(0, rows - COMPARED), rows)
 
         def others() -> Iterator[Any]:
             asked = (one for rows in _ASKED_ROWS for one in self._answers(key, rows, _ASKED))
@@ -221,10 +221,14 @@ def fastest(
     pinned: Any,
     others: Iterable[Any],
     results: Sequence[DeviceArray],
+    longest: float = _LONG_SECONDS,
 ) -> Any:
-    """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change."""
+    """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change.
+
+    Where ``pinned`` takes ``longest`` or more it is left alone.
+    """
     limit = _WORTH * _seconds(clock, run, pinned)
-    if limit > _LONG_SECONDS:
+    if limit > longest:
         return pinned
     want = bytes(clock.read(results))
     timed = [(_seconds(clock, run, one), one) for one in others]

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import attrs
 
 from ninfer.kernels_cu.arrays import DeviceArray
-from ninfer.ops.gemm import Gemm
+from ninfer.ops.gemm import CublasLt, Gemm
+from ninfer.ops.gemm_swiglu import FusedSwiglu
 from ninfer.ops.linear import Ending, Linear, Rows, are_pair
 from ninfer.ops.linear_source import Left
 from ninfer.ops.stored import CODES, StoredMatrix, plane_steps
@@ -83,6 +84,10 @@ class Products:
 
     linear: Linear
     gemm: Gemm
+    fused: FusedSwiglu = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.fused = FusedSwiglu(self.linear.library, self.linear.blocks)
 
     def __call__(
         self,
@@ -167,13 +172,10 @@ class Products:
     def _swiglu(
         self, x: DeviceArray, gate: StoredMatrix, up: StoredMatrix, out: DeviceArray, wide: bool
     ) -> None:
-        take, (total, width) = self.linear.take, out.shape
+        take, width = self.linear.take, out.shape[1]
         both = joined(gate, up)
         if wide and both is not None and width % 8 == 0:
-            pair = take((total, 2 * width), "bf16")
-            self._wide(x, both, pair, None)
-            right = DeviceArray(pair.ptr + 2 * width, (total, width), "bf16", pair.owner)
-            self._launch("swiglu_rows", -(-out.size // _PIECES), pair, right, out, total, width, 2 * width)
+            self._paired(x, self._bf16(both), out)
             return
         a, b = take(out.shape, "f32"), take(out.shape, "f32")
         for matrix, half in ((gate, a), (up, b)):
@@ -183,14 +185,27 @@ class Products:
                 self._any(x, matrix, half, Ending.STORE_F32, None)
         self._launch("swiglu_any", -(-out.size // 256), a, b, out, out.size)
 
+    def _paired(self, x: DeviceArray, both: DeviceArray, out: DeviceArray) -> None:
+        total, width = out.shape
+
+        def apart() -> None:
+            pair = self.linear.take((total, 2 * width), "bf16")
+            self.gemm(x, both, pair, None)
+            right = DeviceArray(pair.ptr + 2 * width, (total, width), "bf16", pair.owner)
+            self._launch("swiglu_rows", -(-out.size // _PIECES), pair, right, out, total, width, 2 * width)
+
+        clock = self.gemm.clock if isinstance(self.gemm, CublasLt) else None
+        self.fused.run(x, both, out, apart, clock)
+
     def _wide(
         self, x: DeviceArray, matrix: StoredMatrix, out: DeviceArray, add: DeviceArray | None
     ) -> None:
-        if matrix.format == "bf16":
-            stored = DeviceArray(matrix.codes, (matrix.rows, matrix.columns), "bf16", matrix.owner)
-            self.gemm(x, stored, out, add)
-            return
-        self.gemm(x, self.widen(matrix), out, add)
+        self.gemm(x, self._bf16(matrix), out, add)
+
+    def _bf16(self, matrix: StoredMatrix) -> DeviceArray:
+        if matrix.format != "bf16":
+            return self.widen(matrix)
+        return DeviceArray(matrix.codes, (matrix.rows, matrix.columns), "bf16", matrix.owner)
 
     def widen(self, matrix: StoredMatrix) -> DeviceArray:
         """The matrix in bf16: (N, K) of scratch."""

@@ -11,6 +11,7 @@ import pytest
 from ninfer.artifact import layouts
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm import FEW_ROWS, trying
+from ninfer.ops.gemm_swiglu import FILE as SWIGLU
 from ninfer.ops.linear import Ending, Rows
 from ninfer.ops.stored import CODES, stored_matrix
 from ninfer.runtime.cuda_transfers import CupyTransfers
@@ -171,6 +172,31 @@ def test_algorithms_chosen_by_trial_keep_the_bits_of_the_pinned_one(shape, kind)
     assert len(b.gemm._chosen) == before + len(FEW_ROWS)
     for begin, end in ((0, 1), (7, 71), (64, 192), (300, 800), (0, 1500)):
         assert (product(x[begin:end], matrix, ending, wide=True) == whole[begin:end]).all(), (begin, end)
+
+
+@pytest.mark.parametrize("form", ["bf16", "nvfp4"])
+def test_swiglu_in_one_launch_keeps_the_bits_of_two(form):
+    b = bench()
+    if not b.library.supports(SWIGLU):
+        pytest.skip("the card has no such kernel")
+    both, _ = weight(form, 4352, 5120)
+    gate, up = both.take(0, 2176), both.take(2176, 4352)
+    x = rows_of(2600, 5120)
+
+    def run(begin, end):
+        out = b.empty((end - begin, 2176), "bf16")
+        b.products(Rows(b.to(x[begin:end])), [gate, up], [out], Ending.SWIGLU, wide=True)
+        return b.back(out).view(np.uint16)
+
+    b.products.fused._chosen.pop((4352, 5120), None)
+    apart = run(0, 2600)
+    b.products.fused._chosen[4352, 5120] = True
+    for begin, end in ((0, 2600), (1, 1025), (0, 64), (1100, 2599)):
+        assert (run(begin, end) == apart[begin:end]).all(), (begin, end)
+    b.products.fused._chosen.clear()
+    with trying(b.gemm, CupyTransfers(b.card.stream)):
+        assert (run(0, 2600) == apart).all()
+    assert (4352, 5120) in b.products.fused._chosen
 
 
 @pytest.mark.parametrize("form, columns", [("bf16", 33), ("fp8_e4m3fn_row_bf16", 52), ("q5_g64_fp16", 70)])

@@ -165,3 +165,7 @@ class EmulatedLibrary:
     def supports(self, file: str) -> bool:
         """Whether ``file`` has code for the card that is emulated."""
         return self.arch in source.load(file).architectures
+
+    def box_map(self, array: DeviceArray, rows: int) -> bytes:
+        """What ``copy_box`` of emulator/hopper.cuh reads."""
+        return struct.pack("16Q", array.ptr, *array.shape, array.stride, rows, *[0] * 11)

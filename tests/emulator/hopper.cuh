@@ -1,6 +1,7 @@
 // The CPU body of kernels_cu/hopper.cuh.  Products land only when they are waited for: until then their
 // accumulators read as NaN, and operands in shared memory that change meanwhile end the run.
 #pragma once
+#include <array>
 #include <functional>
 #include <map>
 
@@ -89,6 +90,19 @@ struct Bulk { int expected = 0; std::vector<Copy> copies; };
 inline std::map<void*, Bulk> bulks;
 }  // namespace emu
 inline void phase_expect(u64* barrier, u32 bytes) { emu::bulks[barrier].expected = bytes; }
+inline void phases_to_copies() {}
+inline void phase_watch(u64* barrier, u32 parity) { phase_wait(barrier, parity); }
+struct BoxMap { u64 words[16]; };  // address, rows, columns, elements from row to row, rows of a box
+inline void copy_box(void* to, const BoxMap& map, int column, int row, u64* barrier) {
+    auto [from, rows, columns, stride, box] = *(const std::array<u64, 5>*)map.words;
+    if (shared_address(to) & 1023) { fprintf(stderr, "emulator: a box not at a slab\n"); abort(); }
+    for (int r = 0; r < (int)box; r++)
+        for (int run = 0; run < 8; run++) {
+            bool there = row + r >= 0 && row + r < (int)rows && column + run * 8 < (int)columns;
+            const void* source = (const void*)(from + ((row + r) * stride + column + run * 8) * 2);
+            emu::bulks[barrier].copies.push_back({(char*)to + r * 128 + (run ^ r % 8) * 16, source, 16, there ? 16 : 0});
+        }
+}
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
     if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
     emu::bulks[barrier].copies.push_back({to, from, (int)bytes, (int)bytes});
@@ -119,6 +133,7 @@ inline void product_of_tiles(float (&d)[N][4], u64 a, u64 b, int add) {
 }
 inline void product_64(float (&d)[8][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
 inline void product_128_of_tiles(float (&d)[16][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
+inline void product_192_of_tiles(float (&d)[24][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
 
 namespace emu {
 
