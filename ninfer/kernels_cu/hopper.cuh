@@ -168,19 +168,19 @@ __device__ __forceinline__ void product_128_of_tiles(float (&d)[16][4], u64 a, u
         : "l"(a), "l"(b), "r"(add));
 }
 
-// product_64 with b (192, 16).
-__device__ __forceinline__ void product_192_of_tiles(float (&d)[24][4], u64 a, u64 b, int add) {
+// product_64 with b (176, 16).
+__device__ __forceinline__ void product_176_of_tiles(float (&d)[22][4], u64 a, u64 b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
         "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
         "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
         "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
         "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-        "}, %96, %97, p, 1, 1, 0, 0;\n}\n"
-        : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8), THIRTY_TWO(d, 16)
+        "%80,%81,%82,%83,%84,%85,%86,%87"
+        "}, %88, %89, p, 1, 1, 0, 0;\n}\n"
+        : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8), FOUR(d, 16), FOUR(d, 17), FOUR(d, 18), FOUR(d, 19), FOUR(d, 20), FOUR(d, 21)
         : "l"(a), "l"(b), "r"(add));
 }
 

@@ -15,11 +15,11 @@
 
 using bf16 = __nv_bfloat16;
 
-constexpr int BM = 256, BN = 192, BK = 64, HALF = BN / 2, RING = 4, TEAM = 128;
+constexpr int BM = 256, BN = 176, BK = 64, HALF = BN / 2, RING = 4, TEAM = 128;
 constexpr int LEFT = BM * BK, STEP = LEFT + BN * BK;  // elements
 constexpr int TILES = BN / 8;                         // of eight columns: gate's, then up's
 constexpr int CONSUMER_WARPS = 8;
-constexpr int GROUP = 12;  // tiles of rows that blocks go through column by column, so that what they read side by side is small
+constexpr int GROUP = 8;  // tiles of rows that blocks go through column by column, so that what they read side by side is small
 
 // Where a thread stands in the ring.
 struct Turn {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply(float (&acc)[2][TILES][4], const Ring& 
         for (int k = 0; k < BK / 16; k++)
 #pragma unroll
             for (int m = 0; m < 2; m++)
-                product_192_of_tiles(acc[m], further(a, m * 64 * BK * 2 + k * 32), further(b, k * 32), step > 0 || k > 0);
+                product_176_of_tiles(acc[m], further(a, m * 64 * BK * 2 + k * 32), further(b, k * 32), step > 0 || k > 0);
         products_commit();
         products_wait<1>();
         if (step > 0) ring.release(before, lane);
@@ -125,13 +125,14 @@ __device__ __forceinline__ void keep(bf16* out, const float (&acc)[TILES][4], in
             u32 words[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float *gate = acc[n + i] + 2 * h, *up = acc[n + i + TILES / 2] + 2 * h;
+                int at = min(n + i, TILES / 2 - 1);  // beyond the last, something that nobody stores
+                const float *gate = acc[at] + 2 * h, *up = acc[at + TILES / 2] + 2 * h;
                 words[i] = swiglu2(pack2(gate[0], gate[1]), pack2(up[0], up[1]));
             }
             trade(words, t);
             int row = g + 8 * h, column = (n + t) * 8;
             uint4* to = reinterpret_cast<uint4*>(out + static_cast<long long>(row) * width + column);
-            if (row < live && column < columns) *to = make_uint4(words[0], words[1], words[2], words[3]);
+            if (row < live && column < min(columns, HALF)) *to = make_uint4(words[0], words[1], words[2], words[3]);
         }
 }
 

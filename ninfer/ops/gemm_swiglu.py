@@ -21,7 +21,7 @@ from ninfer.ops.gemm import COMPARED, Clock, fastest
 
 FILE = "swiglu_hopper.cu"
 LEAST_ROWS = 1024
-_BM, _HALF, _RING, _THREADS = 256, 96, 4, 384  # as in the file
+_BM, _HALF, _RING, _THREADS = 256, 88, 4, 384  # as in the file
 _SHARED = _RING * (_BM + 2 * _HALF) * BOX_COLUMNS * 2 + _RING * 16
 
 

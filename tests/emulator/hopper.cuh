@@ -133,7 +133,7 @@ inline void product_of_tiles(float (&d)[N][4], u64 a, u64 b, int add) {
 }
 inline void product_64(float (&d)[8][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
 inline void product_128_of_tiles(float (&d)[16][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
-inline void product_192_of_tiles(float (&d)[24][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
+inline void product_176_of_tiles(float (&d)[22][4], u64 a, u64 b, int add) { product_of_tiles(d, a, b, add); }
 
 namespace emu {
 
