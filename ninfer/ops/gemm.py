@@ -222,12 +222,14 @@ def fastest(
     others: Iterable[Any],
     results: Sequence[DeviceArray],
     longest: float = _LONG_SECONDS,
+    worth: float = _WORTH,
 ) -> Any:
     """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change.
 
-    Where ``pinned`` takes ``longest`` or more it is left alone.
+    Where ``pinned`` takes longer than ``longest`` it is left alone; ``worth`` is the share of its time that
+    others may take.
     """
-    limit = _WORTH * _seconds(clock, run, pinned)
+    limit = worth * _seconds(clock, run, pinned)
     if limit > longest:
         return pinned
     want = bytes(clock.read(results))

@@ -21,6 +21,7 @@ from ninfer.ops.gemm import COMPARED, Clock, fastest
 
 FILE = "swiglu_hopper.cu"
 LEAST_ROWS = 1024
+_WORTH = 0.99  # least gain at rest; under a power limit there is more in it
 _BM, _HALF, _RING, _THREADS = 256, 88, 4, 384  # as in the file
 _SHARED = _RING * (_BM + 2 * _HALF) * BOX_COLUMNS * 2 + _RING * 16
 
@@ -71,7 +72,7 @@ class FusedSwiglu:
         if pair.shape not in self._chosen and clock is not None:
             count = min(COMPARED, x.shape[0])
             ends = out.rows(0, count), out.rows(x.shape[0] - count, x.shape[0])
-            way = fastest(clock, lambda way: way(), apart, [fused], ends, longest=math.inf)
+            way = fastest(clock, lambda way: way(), apart, [fused], ends, math.inf, _WORTH)
             self._chosen[pair.shape] = way is fused
         if self._chosen.get(pair.shape):
             fused()
