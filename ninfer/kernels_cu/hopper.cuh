@@ -68,9 +68,6 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
                  : "memory");
 }
 
-// Copies may arrive at barriers that this thread has just made.
-__device__ __forceinline__ void phases_to_copies() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
-
 // A matrix of bf16 as the copy engine knows it; `Library.box_map` makes one.  A kernel's parameter, marked __grid_constant__.
 struct alignas(64) BoxMap {
     u64 words[16];
@@ -83,6 +80,37 @@ __device__ __forceinline__ void copy_box(void* to, const BoxMap& map, int column
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n" ::"r"(shared_address(to)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
+}
+
+// Blocks of a cluster: kernels that say __cluster_dims__(PAIR) run in pairs, whose blocks can write to each other.
+constexpr int PAIR = 2;
+
+__device__ __forceinline__ int block_of_pair() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+
+// Wait for all threads of both blocks; barriers made before are known to copies and to both.
+__device__ __forceinline__ void pair_meet() {
+    asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
+// copy_box to the same place in both blocks, whose own barriers hear of it.
+__device__ __forceinline__ void copy_box_to_pair(void* to, const BoxMap& map, int column, int row, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(
+            shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(static_cast<unsigned short>(3))
+        : "memory");
+}
+
+// Arrive at the barrier that block `block` of the pair has in this place.  It orders nothing between the blocks.
+__device__ __forceinline__ void phase_arrive_of(u64* barrier, int block) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(block)
+                 : "memory");
 }
 
 // phase_wait for what comes soon: the thread does not sleep.

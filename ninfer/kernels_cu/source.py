@@ -55,7 +55,9 @@ ELEMENTS = {
     "void": "any",
 }
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([\w./]+)"[ \t]*$', re.M)
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*\)\s*)?(\w+)\s*\(')
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__(?:launch_bounds|cluster_dims)__\s*\([^()]*\)\s*)*(\w+)\s*\('
+)
 _DIRECTIVE = re.compile(r"^//:[ \t]*(\w+)[ \t]+(.+)$", re.M)
 
 

@@ -1,8 +1,9 @@
 // SwiGLU in the ending of its product, for long prompts, with the products of Hopper's warpgroups.
 //
 // One block a multiprocessor takes tile after tile: 256 rows of x by HALF rows of gate and the same HALF rows of up, so that
-// both parts of a result meet in one thread.  One thread copies steps of 64 columns into a ring, and goes on to the next
-// tile while two warpgroups, which have 128 rows each, store theirs.
+// both parts of a result meet in one thread.  A pair of blocks has the same rows of x, of which each copies a half to both.
+// One thread copies steps of 64 columns into a ring, and goes on to the next tile while two warpgroups, which have 128 rows
+// each, store theirs.
 //
 // The one thing a reader would get wrong: results must have the bits of cuBLAS's product followed by swiglu_rows, which
 // shorter pieces of a prompt take.  So a sum runs over the columns sixteen at a time in one accumulator, and gate and up are
@@ -18,8 +19,9 @@ using bf16 = __nv_bfloat16;
 constexpr int BM = 256, BN = 176, BK = 64, HALF = BN / 2, RING = 4, TEAM = 128;
 constexpr int LEFT = BM * BK, STEP = LEFT + BN * BK;  // elements
 constexpr int TILES = BN / 8;                         // of eight columns: gate's, then up's
+constexpr int BOX = BM / 2;                            // rows of x that are copied at once
 constexpr int CONSUMER_WARPS = 8;
-constexpr int GROUP = 8;  // tiles of rows that blocks go through column by column, so that what they read side by side is small
+constexpr int GROUP = 12;  // tiles of rows that blocks go through column by column, so that what they read side by side is small
 
 // Where a thread stands in the ring.
 struct Turn {
@@ -37,38 +39,44 @@ struct Ring {
     u64 *full, *empty;
 
     __device__ __forceinline__ void begin() const {
-        for (int i = 0; i < RING; i++) phase_init(full + i, 1), phase_init(empty + i, CONSUMER_WARPS);
-        phases_to_copies();
+        for (int i = 0; i < RING; i++) phase_init(full + i, 1), phase_init(empty + i, CONSUMER_WARPS * PAIR);
     }
     __device__ __forceinline__ void release(const Turn& turn, int lane) const {
-        if (lane == 0) phase_arrive(empty + turn.slot);
+        if (lane < PAIR) phase_arrive_of(empty + turn.slot, lane);  // both blocks copy to this one
     }
 };
 
-// The tiles of a product, and those of this block.
+// The tiles of a product, counted in those of a pair, and those of this block.
 struct Walk {
-    int rows, width, steps;
+    int rows, width, steps, block;
 
     __device__ __forceinline__ int down() const { return (rows + BM - 1) / BM; }
-    __device__ __forceinline__ int across() const { return (width + HALF - 1) / HALF; }
+    __device__ __forceinline__ int across() const { return (width + PAIR * HALF - 1) / (PAIR * HALF); }
+    __device__ __forceinline__ int first() const { return blockIdx.x / PAIR; }
+    __device__ __forceinline__ int end() const { return down() * across(); }
+    __device__ __forceinline__ int further() const { return gridDim.x / PAIR; }
     // First row and first column of a tile.
     __device__ __forceinline__ int2 place(int tile) const {
         int group = tile / (GROUP * across()), first = group * GROUP, high = min(GROUP, down() - first);
         int rest = tile - first * across(), column = rest / high;
-        return make_int2((first + rest - column * high) * BM, column * HALF);
+        return make_int2((first + rest - column * high) * BM, (column * PAIR + block) * HALF);
     }
 
     // Copy all steps of all tiles.  One thread calls it.
     __device__ __forceinline__ void fill(const Ring& ring, const BoxMap& x, const BoxMap& pair) const {
         Turn turn;
-        for (int tile = blockIdx.x; tile < down() * across(); tile += gridDim.x) {
+        for (int tile = first(); tile < end(); tile += further()) {
             int2 at = place(tile);
             for (int step = 0; step < steps; step++, turn.next()) {
                 u64* full = ring.full + turn.slot;
                 bf16 *to = ring.steps + turn.slot * STEP, *right = to + LEFT;
                 phase_watch(ring.empty + turn.slot, turn.parity ^ 1);
                 phase_expect(full, STEP * 2);
-                copy_box(to, x, step * BK, at.x, full);
+#pragma unroll
+                for (int i = 0; i < 2 / PAIR; i++) {
+                    int row = (block + i) * BOX;
+                    copy_box_to_pair(to + row * BK, x, step * BK, at.x + row, full);
+                }
                 copy_box(right, pair, step * BK, at.y, full);
                 copy_box(right + HALF * BK, pair, step * BK, width + at.y, full);
             }
@@ -136,33 +144,40 @@ __device__ __forceinline__ void keep(bf16* out, const float (&acc)[TILES][4], in
         }
 }
 
-// out (rows, width) = silu(x @ gate^T) * (x @ up^T); x in boxes of BM rows, `pair` (gate's `width` rows, then up's) of HALF.
-// columns % BK == 0, width % 8 == 0.  Shared: RING * STEP * 2 + RING * 16 bytes.
-extern "C" __global__ void __launch_bounds__(3 * TEAM, 1) swiglu_hopper(
-    bf16* out, const __grid_constant__ BoxMap x, const __grid_constant__ BoxMap pair, int rows, int width, int columns) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u64* barriers = reinterpret_cast<u64*>(memory + RING * STEP * 2);
-    Ring ring = {reinterpret_cast<bf16*>(memory), barriers, barriers + RING};
-    Walk walk = {rows, width, columns / BK};
-    int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // so that the compiler knows it is the same in a warp
-    if (threadIdx.x == 0) ring.begin();
-    __syncthreads();
-    if (team == 0) {
-        registers_release<24>();
-        if (threadIdx.x == 0) walk.fill(ring, x, pair);
-        return;
-    }
-    registers_claim<240>();
-    int lane = threadIdx.x % 32, mine = (team - 1) * BM / 2;
+// All tiles of a warpgroup, which has the rows from `mine` on of each.
+__device__ __forceinline__ void work(const Walk& walk, const Ring& ring, bf16* out, int mine) {
+    int lane = threadIdx.x % 32, width = walk.width;
     Turn turn;
-    for (int tile = blockIdx.x; tile < walk.down() * walk.across(); tile += gridDim.x) {
+    for (int tile = walk.first(); tile < walk.end(); tile += walk.further()) {
         float acc[2][TILES][4];
         multiply(acc, ring, turn, mine, walk.steps, lane);
         int2 at = walk.place(tile);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             int row = at.x + mine + m * 64 + threadIdx.x / 32 % 4 * 16;
-            keep(out + static_cast<long long>(row) * width + at.y, acc[m], width, rows - row, width - at.y, lane);
+            keep(out + static_cast<long long>(row) * width + at.y, acc[m], width, walk.rows - row, width - at.y, lane);
         }
     }
+}
+
+// out (rows, width) = silu(x @ gate^T) * (x @ up^T); x in boxes of BOX rows, `pair` (gate's `width` rows, then up's) of HALF.
+// columns % BK == 0, width % 8 == 0.  Shared: RING * STEP * 2 + RING * 16 bytes.
+extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(3 * TEAM, 1) swiglu_hopper(
+    bf16* out, const __grid_constant__ BoxMap x, const __grid_constant__ BoxMap pair, int rows, int width, int columns) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u64* barriers = reinterpret_cast<u64*>(memory + RING * STEP * 2);
+    Ring ring = {reinterpret_cast<bf16*>(memory), barriers, barriers + RING};
+    Walk walk = {rows, width, columns / BK, block_of_pair()};
+    int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // so that the compiler knows it is the same in a warp
+    if (threadIdx.x == 0) ring.begin();
+    pair_meet();
+    if (team == 0) {
+        registers_release<24>();
+        if (threadIdx.x == 0) walk.fill(ring, x, pair);
+    } else {
+        registers_claim<240>();
+        work(walk, ring, out, (team - 1) * BM / 2);
+    }
+    __syncwarp();
+    pair_meet();  // a block must be there as long as the other copies to it
 }

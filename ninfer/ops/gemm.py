@@ -221,16 +221,10 @@ def fastest(
     pinned: Any,
     others: Iterable[Any],
     results: Sequence[DeviceArray],
-    longest: float = _LONG_SECONDS,
-    worth: float = _WORTH,
 ) -> Any:
-    """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change.
-
-    Where ``pinned`` takes longer than ``longest`` it is left alone; ``worth`` is the share of its time that
-    others may take.
-    """
-    limit = worth * _seconds(clock, run, pinned)
-    if limit > longest:
+    """The fastest way that leaves the same bits in ``results`` as ``pinned`` and is worth the change."""
+    limit = _WORTH * _seconds(clock, run, pinned)
+    if limit > _LONG_SECONDS:
         return pinned
     want = bytes(clock.read(results))
     timed = [(_seconds(clock, run, one), one) for one in others]

@@ -37,6 +37,8 @@
 #define __constant__
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+#undef __cluster_dims__
+#define __cluster_dims__(...)
 #undef __grid_constant__
 #define __grid_constant__
 

@@ -90,7 +90,10 @@ struct Bulk { int expected = 0; std::vector<Copy> copies; };
 inline std::map<void*, Bulk> bulks;
 }  // namespace emu
 inline void phase_expect(u64* barrier, u32 bytes) { emu::bulks[barrier].expected = bytes; }
-inline void phases_to_copies() {}
+constexpr int PAIR = 1;  // blocks run one after another here, so each is a pair by itself
+inline int block_of_pair() { return 0; }
+inline void pair_meet() { emu::barrier(); }
+inline void phase_arrive_of(u64* barrier, int) { phase_arrive(barrier); }
 inline void phase_watch(u64* barrier, u32 parity) { phase_wait(barrier, parity); }
 struct BoxMap { u64 words[16]; };  // address, rows, columns, elements from row to row, rows of a box
 inline void copy_box(void* to, const BoxMap& map, int column, int row, u64* barrier) {
@@ -103,6 +106,7 @@ inline void copy_box(void* to, const BoxMap& map, int column, int row, u64* barr
             emu::bulks[barrier].copies.push_back({(char*)to + r * 128 + (run ^ r % 8) * 16, source, 16, there ? 16 : 0});
         }
 }
+inline void copy_box_to_pair(void* to, const BoxMap& map, int column, int row, u64* barrier) { copy_box(to, map, column, row, barrier); }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
     if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) { fprintf(stderr, "emulator: copy not aligned\n"); abort(); }
     emu::bulks[barrier].copies.push_back({to, from, (int)bytes, (int)bytes});

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -13,11 +15,9 @@ PAIR = DeviceArray(0, (16, 128), "bf16")
 
 @attrs.define
 class Card:
-    """A library and a clock of paper: apart takes 1 ms and leaves b"x"."""
+    """A library and a clock of paper: one launch leaves ``bits``, two leave b"x"."""
 
-    seconds_of_one: float
     bits: bytes
-    now: float = 0.0
     left: bytes = b""
     ran: list[str] = attrs.field(factory=list)
 
@@ -31,31 +31,23 @@ class Card:
         return self
 
     def launch(self, *arguments: object, shared: int) -> None:
-        self._ran("fused", self.seconds_of_one, self.bits)
+        self._ran("fused", self.bits)
 
     def apart(self) -> None:
-        self._ran("apart", 1e-3, b"x")
+        self._ran("apart", b"x")
 
-    def _ran(self, way: str, seconds: float, bits: bytes) -> None:
-        self.now, self.left = self.now + seconds, bits
+    def _ran(self, way: str, bits: bytes) -> None:
+        self.left = bits
         self.ran.append(way)
 
-    def mark(self) -> Mark:
-        return Mark(self.now)
+    def mark(self) -> Any:
+        raise AssertionError
 
-    def seconds(self, begin: Mark, end: Mark) -> float:
-        return end.now - begin.now
+    def seconds(self, begin: object, end: object) -> float:
+        raise AssertionError
 
     def read(self, arrays: object) -> bytes:
         return self.left
-
-
-@attrs.frozen
-class Mark:
-    now: float
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
 
 
 def last(fused: FusedSwiglu, card: Card, rows: int, trial: bool = False) -> str:
@@ -64,14 +56,10 @@ def last(fused: FusedSwiglu, card: Card, rows: int, trial: bool = False) -> str:
     return card.ran[-1]
 
 
-@pytest.mark.parametrize(
-    "seconds, bits, want",
-    [(9e-4, b"x", "fused"), (9e-4, b"y", "apart"), (995e-6, b"x", "apart")],
-    ids=["faster", "other bits", "hardly faster"],
-)
-def test_one_launch_must_be_faster_and_leave_the_same_bits(seconds: float, bits: bytes, want: str) -> None:
-    card = Card(seconds, bits)
-    fused = FusedSwiglu(card, 132)
+@pytest.mark.parametrize("bits, want", [(b"x", "fused"), (b"y", "apart")], ids=["same bits", "others"])
+def test_one_launch_must_leave_the_same_bits(bits: bytes, want: str) -> None:
+    card = Card(bits)
+    fused = FusedSwiglu(card, 8)
     assert last(fused, card, LEAST_ROWS) == "apart"
     assert last(fused, card, 2 * LEAST_ROWS, trial=True) == want
     assert last(fused, card, LEAST_ROWS) == want
@@ -82,7 +70,7 @@ def test_one_launch_must_be_faster_and_leave_the_same_bits(seconds: float, bits:
 
 
 def test_what_a_trial_has_not_seen_stays_apart() -> None:
-    card = Card(1e-6, b"x")
-    fused = FusedSwiglu(card, 132)
+    card = Card(b"x")
+    fused = FusedSwiglu(card, 8)
     assert last(fused, card, LEAST_ROWS - 1, trial=True) == "apart"
     assert last(fused, card, LEAST_ROWS) == "apart"
