@@ -4,8 +4,8 @@ Owns the choice.  The kernel takes over for a pair of matrices when a trial, whi
 seen that it leaves the bits of what it stands for, a product and a kernel behind it: shorter pieces go on
 taking those, and a row's bits may not tell how it was cut.
 
-The one thing a reader would get wrong: without a trial nothing is ever chosen.  A trial does not ask for the
-time, since rows are all alike while a program warms up: what decides in a prompt is the power they take.
+The one thing a reader would get wrong: without a trial nothing is ever chosen.  A trial does not ask for
+the time: while a program warms up rows are all alike, and what decides in a prompt is the power they take.
 """
 
 from __future__ import annotations
