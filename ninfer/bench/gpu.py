@@ -33,6 +33,7 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.config import TextConfig
 from ninfer.model.weights import Attention, Decoder, Dense, Layer, load_decoder, load_proposal
 from ninfer.ops.cuda_experts import bank_of
+from ninfer.ops.cuda_state import LATE
 from ninfer.ops.gemm import WORKSPACE_BYTES, CublasLt
 from ninfer.ops.stored import StoredMatrix
 from ninfer.ops.verbs import Weight
@@ -331,7 +332,9 @@ def _left_out(layer: Layer, share: float) -> float:
 def _decode(stage: Stage, program: CudaProgram, batch: int, context: int) -> dict[str, Any]:
     one = pace(program, [stage.pages(lane) for lane in range(batch)], context)
     token_bytes = program.pages.page_bytes / PAGE
-    moved = stage.weights.step_bytes(batch) + batch * lane_bytes(stage.config, context, token_bytes)
+    written = 1 / LATE if program.verbs.delta.lagging(batch) else 1.0
+    lane = lane_bytes(stage.config, context, token_bytes, written)
+    moved = stage.weights.step_bytes(batch) + batch * lane
     return {
         "batch": batch,
         "context": context,
@@ -342,7 +345,10 @@ def _decode(stage: Stage, program: CudaProgram, batch: int, context: int) -> dic
     }
 
 
-def lane_bytes(config: TextConfig, context: int, token_bytes: float) -> float:
-    """What a step moves for one sequence: recurrent state in and out, keys and values of its context."""
+def lane_bytes(config: TextConfig, context: int, token_bytes: float, written: float = 1.0) -> float:
+    """What a step moves for one sequence: recurrent state in and out, keys and values of its context.
+
+    ``written`` is the share of steps that write the state.
+    """
     heads = config.layer_kinds.count("linear_attention") * config.value_heads
-    return heads * config.key_dim * config.value_dim * 4 * 2 + context * token_bytes
+    return heads * config.key_dim * config.value_dim * 4 * (1 + written) + context * token_bytes

@@ -109,15 +109,6 @@ __device__ __forceinline__ void convolve_rows(int first, int count, int from, co
     }
 }
 
-__device__ __forceinline__ void load_state(float4 (&s)[PASSES][4], const float* state) {
-    int row = threadIdx.x / 8, lane = threadIdx.x % 8;
-#pragma unroll
-    for (int p = 0; p < PASSES; p++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            s[p][i] = reinterpret_cast<const float4*>(state + (p * LANES + row) * HEAD)[lane + 8 * i];
-}
-
 // Make q and k of `count` rows of the workspace unit vectors, q over sqrt(HEAD); without QUERIES k alone.
 template <bool QUERIES>
 __device__ __forceinline__ void normalise(int first, int count, Workspace& ws) {
@@ -133,7 +124,8 @@ __device__ __forceinline__ void normalise(int first, int count, Workspace& ws) {
 // Advance S by the token in row i of the workspace; with OUTPUTS its outputs go to ws.o.
 template <bool OUTPUTS>
 __device__ __forceinline__ void advance_by(float4 (&s)[PASSES][4], Workspace& ws, int i) {
-    advance<OUTPUTS>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i]);
+    float u[PASSES];
+    advance<OUTPUTS>(s, ws.mixed[i], ws.decay[i], ws.beta[i], ws.o[i], u);
 }
 
 // Leave the gates of rows row .. row + count - 1 in the workspace, and raw in `line` (`width` apart), where given.

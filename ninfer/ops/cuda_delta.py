@@ -14,9 +14,13 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Kernel, Library
 from ninfer.ops.cuda_state import (
     DELTA_DIM,
+    LATE,
+    NO_NOTES,
     NO_RECORD,
+    NOTE,
     DeltaWeights,
     ImagePool,
+    Notes,
     Records,
     Shape,
     Take,
@@ -28,7 +32,8 @@ TILE, LOWER = 64, 10 * 16 * 16  # tokens of a tile; elements of a lower triangle
 STEP_THREADS = 512  # of delta_step and delta_fold
 MOST_STAGES = 3  # tiles under way in tiles_run
 HELD_BYTES = 3 * DELTA_DIM * DELTA_DIM * 4  # states that a block of delta_lanes has under way
-LANES_BYTES = HELD_BYTES + (7 << 10)  # with its workspace
+NOTE_BYTES = 3 * (LATE - 1) * NOTE * 4  # notes of those states
+LANES_BYTES = HELD_BYTES + NOTE_BYTES + (7 << 10)  # with its workspace
 SHARED_BY = 8  # the most value heads that may share a key head
 SOLVE_BYTES = 3 * TILE * (TILE + 8) * 4 + 2 * SHARED_BY * TILE * 4  # Solve of delta_prepare.cu
 STAGE_BYTES = 51 << 10  # Stage of delta_run.cuh
@@ -65,14 +70,14 @@ class Delta:
     shared_limit: int = 99 << 10
     dependent: bool = True
     blocks: int = 0  # multiprocessors, or 0: delta_step serves any number of lanes
+    notes: Notes | None = None  # for steps of many lanes, which may leave slots behind
     hopper: bool = True  # whether prompts may use delta_hopper.cu where the card can run it
 
     def __call__(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Run one layer over a step's rows.  -> (T, value_width) bf16."""
         if step.kind == "prefill":
             return self._prefill(rows, weights, layer, step)
-        pairs = self.shape.value_heads * step.sequences
-        if step.kind == "decode" and 0 < self.blocks < pairs and self.shared_limit >= LANES_BYTES:
+        if step.kind == "decode" and self._many(step.sequences):
             return self._lanes(rows, weights, layer, step)
         out = self.take(rows.z.shape, "bf16")
         record = NO_RECORD
@@ -97,15 +102,26 @@ class Delta:
             self._ring(rows, layer, step)
         return out
 
+    def _many(self, sequences: int) -> bool:
+        """Whether these are more pairs of head and sequence than multiprocessors."""
+        pairs = self.shape.value_heads * sequences
+        return 0 < self.blocks < pairs and self.shared_limit >= LANES_BYTES
+
+    def lagging(self, sequences: int) -> bool:
+        """Whether a decode step of so many sequences needs lags, and may leave slots behind."""
+        return self.notes is not None and self._many(sequences)
+
     def _lanes(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Take a step of more pairs of head and sequence than multiprocessors."""
-        out = self.take(rows.z.shape, "bf16")
+        out, notes = self.take(rows.z.shape, "bf16"), NO_NOTES
+        if self.notes is not None and step.lags is not None:
+            notes = self.notes.pack(layer, step.lanes, step.lags)
         self.library.get("delta_lanes.cu", "delta_lanes").launch(
             self.blocks,
             STEP_THREADS,
             *(out, rows.z, rows.pack(), weights.pack(self.shape), self.images.pack(layer)),
-            *(pack_sequences(step), step.slots),
-            shared=HELD_BYTES,
+            *(pack_sequences(step), step.slots, notes),
+            shared=HELD_BYTES + NOTE_BYTES,
             dependent=self.dependent,
         )
         return out
@@ -173,6 +189,18 @@ class Delta:
             shared=shared,
         )
         return out
+
+    def catch_up(self, lanes: DeviceArray, slots: DeviceArray, counts: DeviceArray) -> None:
+        """Bring the first ``counts`` notes of lanes into the states of slots, in every layer."""
+        if self.notes is None:
+            raise ValueError("catch_up: no notes were planned")
+        images = self.images
+        self.library.get("delta_lanes.cu", "delta_catch_up").launch(
+            (self.shape.value_heads, lanes.shape[0], images.layers),
+            STEP_THREADS,
+            *(self.notes.pack(0, lanes), slots, counts, images.pack(0), images.recurrent_bytes),
+            dependent=self.dependent,
+        )
 
     def fold(self, lanes: DeviceArray, slots: DeviceArray, keeps: DeviceArray) -> None:
         """Advance slots over the first ``keeps`` rows of their lanes' records, in every layer."""

@@ -22,6 +22,8 @@ PAGE_TOKENS = 64
 HEAD_DIM = 256  # of attention heads
 DELTA_DIM = 128  # of keys and values of DeltaNet heads
 TAPS = 4
+LATE = 4  # tokens that a slot takes at once in steps of many lanes: fewer may wait in its lane's notes
+NOTE = 2 * DELTA_DIM + 4  # floats that a token waits in, a value head: k, u, the decay
 SPLITS, AT_ONCE = 32, 2  # of attend_decode.cu: splits of a row, pages that a block takes at once
 EDGE_BYTES = 16  # at the end of an image, never used on the device: exported images have their edge there
 # Cache format -> variant number of the kernels; bytes of codes and scales of one row of HEAD_DIM.
@@ -199,6 +201,29 @@ class Records:
         return struct.pack("QQQqqii", base, self.frontiers.ptr, lanes.ptr, lane, deep, width, 1)
 
 
+@attrs.frozen(eq=False)
+class Notes:
+    """What tokens bring to recurrent states that are not written in every step, by lane.
+
+    data  (lanes, layers, value heads, LATE - 1, NOTE) f32: k, u, the decay
+    """
+
+    data: DeviceArray
+
+    @classmethod
+    def take(cls, take: Take, shape: Shape, layers: int, lanes: int) -> Notes:
+        """Place notes of as many tokens as a slot may be behind."""
+        return cls(take((lanes, layers, shape.value_heads, LATE - 1, NOTE), "f32"))
+
+    def pack(self, layer: int, lanes: DeviceArray, lags: DeviceArray | None = None) -> bytes:
+        """The ``Notes`` struct of delta_lanes.cu for one layer."""
+        _, layers, heads, most, width = self.data.shape
+        deep = heads * most * width
+        lagged, base = 0 if lags is None else lags.ptr, self.data.ptr + 4 * layer * deep
+        return struct.pack("QQQqqii", base, lagged, lanes.ptr, layers * deep, deep, most, 0)
+
+
+NO_NOTES = struct.pack("QQQqqii", 0, 0, 0, 0, 0, 0, 0)
 NO_RECORD = struct.pack("QQQqqii", 0, 0, 0, 0, 0, 0, 0)
 
 

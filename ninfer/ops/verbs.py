@@ -55,6 +55,8 @@ class Step:
     embeds     rows of media features that replace token embeddings, or None:
                (row indices (M,) int32, features (M, H))
     lanes      (S,)    int32 lane of sequence s: "verify" leaves its record there for ``fold``
+    lags       (S,)    int32 twice the tokens that the slot of sequence s is behind, which its lane has
+               noted, and 1 if this step brings it up; None: no slot is or may be (see Delta.lagging)
     first      keys below this index of every sequence do not exist (1 in the MTP layer, whose
                cache entry i is made of token i and the hidden state of token i - 1)
     """
@@ -70,6 +72,7 @@ class Step:
     slots: Array
     embeds: tuple[Array, Array] | None = None
     lanes: Array = None
+    lags: Array = None
     first: int = 0
 
 

@@ -40,6 +40,7 @@ from ninfer.ops.cuda_state import (
     TAPS,
     DeltaWeights,
     ImagePool,
+    Notes,
     PagePool,
     Records,
     Shape,
@@ -276,6 +277,9 @@ def _delta(
     records = None
     if sizes.drafts:
         records = Records.take(keep, shape, len(layers), sizes.lanes, 1 + sizes.drafts)
+    notes = None
+    if sizes.lanes * shape.value_heads > machine.multiprocessors:
+        notes = Notes.take(keep, shape, len(layers), sizes.lanes)
     return DeltaKernels(
         machine.library,
         lend,
@@ -285,6 +289,7 @@ def _delta(
         table,
         machine.shared_bytes,
         blocks=machine.multiprocessors,
+        notes=notes,
     )
 
 
@@ -305,6 +310,7 @@ def reset(program: CudaProgram) -> None:
     ):
         fill(array)
     program.edges[:] = 0
+    program.lags.clear()
 
 
 def warm(program: CudaProgram) -> None:

@@ -41,12 +41,13 @@ from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.model.qwen3_5 import forward
 from ninfer.model.weights import Decoder
 from ninfer.ops.cuda_sampler import pack_sampler
-from ninfer.ops.cuda_state import EDGE_BYTES, PAGE_TOKENS, ImagePool, PagePool
+from ninfer.ops.cuda_state import EDGE_BYTES, LATE, PAGE_TOKENS, ImagePool, PagePool
 from ninfer.ops.numpy_state import Ints
 from ninfer.ops.on_cuda import CudaVerbs
 from ninfer.ops.sample_numpy import Purpose
 from ninfer.ops.verbs import Step
 from ninfer.runtime.cuda_eyes import CudaEyes
+from ninfer.runtime.cuda_lags import Lag, Lags
 from ninfer.runtime.cuda_round import Fold, forced_tokens, lay_fold, lay_round
 from ninfer.runtime.cuda_steps import Packer
 from ninfer.runtime.cuda_transfers import Bytes, Mark, Transfers
@@ -105,6 +106,7 @@ class CudaProgram:
     inventory: Inventory = attrs.field(factory=Inventory)
     signature: str = "cuda"  # see ``engine.device.Archive``
     edges: Ints = attrs.field(init=False)
+    lags: Lags = attrs.field(factory=lambda: Lags(LATE))
     _open: dict[int, Verification] = attrs.field(factory=dict)
     _host: dict[int, Saved] = attrs.field(factory=dict)
     _sight: tuple[Mark, Mark] | None = None  # where the media of the unit being submitted begin and end
@@ -132,6 +134,7 @@ class CudaProgram:
         return result
 
     def _dispatch(self, unit: Unit) -> Finish:
+        self._catch_up(self.lags.before(unit, self.verbs.delta.lagging))
         if isinstance(unit, Decode):
             return self._decode(unit)
         if isinstance(unit, Prefill):
@@ -164,6 +167,16 @@ class CudaProgram:
         self.transfers.send(self.packer.block, self.packer.numbers)
 
     # Memory
+
+    def _catch_up(self, lags: Sequence[Lag]) -> None:
+        """Enter into slots what waits for them."""
+        for begin in range(0, len(lags), self.geometry.lanes):
+            part = lags[begin : begin + self.geometry.lanes]
+            self.packer.begin()
+            put, columns = self.packer.put, zip(*(attrs.astuple(lag) for lag in part), strict=True)
+            lanes, slots, counts = (put(int32(column)) for column in columns)
+            self._send()
+            self.verbs.delta.catch_up(lanes, slots, counts)
 
     def _move(self, unit: Clear | CopyImage | CopyPage | HostSave | HostLoad | HostDrop) -> None:
         if isinstance(unit, Clear):
@@ -205,6 +218,7 @@ class CudaProgram:
         """Give out the image in ``slot``, or else ``pages``."""
         if slot is None:
             return self.transfers.read([self.pages.page(page) for page in pages]).data
+        self._catch_up(self.lags.of(slot))
         return _with_edge(self.transfers.read([self.images.image(slot)]), self.edges[slot])
 
     def export_host(self, key: int, skip: int, count: int) -> Raw:
@@ -314,6 +328,8 @@ class CudaProgram:
         packer.begin()
         ids, forced = packer.room(count), packer.put(forced_tokens(rows))
         step = packer.step(host, ids)
+        if self.verbs.delta.lagging(count):
+            step = attrs.evolve(step, lags=packer.put(int32(self.lags.advance(rows))))
         follow = self._follow(step, host)
         self._send()
         out = self.results.rows(0, count)

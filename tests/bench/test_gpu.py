@@ -91,6 +91,7 @@ def test_the_last_layer_does_its_last_rows_alone(shape, left):
 
 def test_a_sequence_moves_its_state_twice_and_reads_its_context():
     assert lane_bytes(SHAPES["qwen3.6-27b"](), 0, 65536) == 2 * 144 * 2**20
+    assert lane_bytes(SHAPES["qwen3.6-27b"](), 0, 65536, 0.25) == 1.25 * 144 * 2**20
     assert lane_bytes(SHAPES["qwen3.6-27b"](), 10, 65536) == 2 * 144 * 2**20 + 10 * 65536
 
 

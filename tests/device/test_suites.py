@@ -12,6 +12,7 @@ from tests.suites.delta import *  # noqa: F403
 from tests.suites.drafts import *  # noqa: F403
 from tests.suites.experts import *  # noqa: F403
 from tests.suites.hidden import *  # noqa: F403
+from tests.suites.lags import *  # noqa: F403
 from tests.suites.products import *  # noqa: F403
 from tests.suites.program import *  # noqa: F403
 from tests.suites.restart import *  # noqa: F403

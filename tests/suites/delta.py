@@ -12,7 +12,7 @@ import pytest
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops import numpy_delta
 from ninfer.ops.cuda_delta import Delta, DeltaRows
-from ninfer.ops.cuda_state import DeltaWeights, ImagePool, Records, Shape, image_bytes
+from ninfer.ops.cuda_state import LATE, DeltaWeights, ImagePool, Notes, Records, Shape, image_bytes
 from ninfer.ops.verbs import Step
 from tests.suites.bed import Bed, EmulatedBed, only_on_a_card, relative
 
@@ -70,6 +70,7 @@ class Net:
         frontiers: list[int],
         counts: list[int],
         lanes: Any = None,
+        lags: Any = None,
     ) -> Any:
         """Run layer 1; -> its outputs."""
         to = self.bed.to
@@ -79,6 +80,7 @@ class Net:
             frontiers=to(np.array(frontiers, np.int32)),
             tables=to(np.zeros((len(slots), 1), np.int32)), slots=to(np.array(slots, np.int32)),
             lanes=to(np.array(lanes or range(len(slots)), np.int32)),
+            lags=None if lags is None else to(np.array(lags, np.int32)),
         )  # fmt: skip
         return self.bed.back(self.run(DeltaRows(**self.sent(rows)), self.weights, 1, step))
 
@@ -247,6 +249,37 @@ def test_many_lanes_keep_the_bits_of_few(bed: Bed, key_heads: int, value_heads: 
         out = [net.go("decode", rows, slots, [at + i for at in start], [1, 1, 1]) for net in (few, many)]
         assert (out[0] == out[1]).all()
     assert all((few.image(slot) == many.image(slot)).all() for slot in range(4))
+
+
+@pytest.mark.parametrize("key_heads, value_heads, blocks", [(1, 2, 1), (1, 3, 2), (2, 4, 5)])
+def test_states_that_are_behind_keep_the_bits_of_steps(
+    bed: Bed, key_heads: int, value_heads: int, blocks: int
+) -> None:
+    few, many = Net(bed, key_heads, value_heads), Net(bed, key_heads, value_heads)
+    many.run.blocks, many.run.notes = blocks, Notes.take(bed.take, many.shape, 2, 4)
+    slots, lanes, counts = [2, 0, 3], [3, 0, 1], [0, 0, 0]
+    for i in range(7):
+        rows = few.rows(3)
+        due = [count + 1 == LATE or (i + turn) % 5 == 0 for turn, count in enumerate(counts)]
+        lags = [2 * count + now for count, now in zip(counts, due, strict=True)]
+        counts = [0 if now else count + 1 for count, now in zip(counts, due, strict=True)]
+        want = few.go("decode", rows, slots, [i] * 3, [1, 1, 1])
+        assert (many.go("decode", rows, slots, [i] * 3, [1, 1, 1], lanes, lags) == want).all()
+        behind = [slot for slot, count in zip(slots, counts, strict=True) if count]
+        assert all((few.state(slot) == many.state(slot)).all() == (slot not in behind) for slot in slots)
+    assert len({0, *counts}) > 2
+    _noted_by_both_layers(many)
+    many.run.catch_up(*(bed.to(np.array(part, np.int32)) for part in (lanes, slots, counts)))
+    size = many.images.recurrent_bytes
+    assert all((few.image(slot) == many.image(slot))[size:].all() for slot in range(4))
+
+
+def _noted_by_both_layers(net: Net) -> None:
+    """catch_up runs every layer; give layer 0 the same notes."""
+    assert net.run.notes is not None
+    values = net.bed.back(net.run.notes.data)
+    values[:, 0] = values[:, 1]
+    net.bed.machine.transfers.send(net.run.notes.data, values)
 
 
 def test_tiles_keep_their_bits_on_a_card_with_little_shared_memory(bed: Bed) -> None:

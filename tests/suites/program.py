@@ -78,6 +78,7 @@ def program_of(bed: Bed, name: str, **options: Any) -> CudaProgram:
 
 
 def image(bed: Bed, program: CudaProgram, slot: int = 0) -> Any:
+    program.export(slot, ())  # which brings it up
     return bed.back(program.images.image(slot))
 
 
