@@ -11,13 +11,15 @@
 // The one thing a reader would get wrong: everything before await_predecessor() may touch weights only.
 //: variants TEAMS 2 3
 // What spills is kept from tile to tile; the loop over stages touches none of it.
-//: spills linear 384
+//: spills linear 536
+//: spills linear_bf16 8
 //: spills linear_bf16_leaving 20
 //: spills linear_fp8 8
 //: spills linear_fp8_bf16 8
-//: spills linear_q5 20
-//: spills linear_q6 20
-//: spills linear_q4_q5_bf16 120
+//: spills linear_q4 20
+//: spills linear_q5 56
+//: spills linear_q6 44
+//: spills linear_q4_q5_bf16 232
 #include "linear_chunks.cuh"
 #include "linear_multiply.cuh"
 #include "linear_rows.cuh"
@@ -314,7 +316,7 @@ __device__ __forceinline__ void run(const Call& call, const Group& group, u32* c
         stage_rows<F, APART, WAY == TILES_AT_ONCE>(call, control, x, scales, all.begin * L::COLUMNS, columns);
     }
     Chunks chunks{};
-    Operand<F> mine(x, scales, call.rows, CHUNKS ? chunk_stride(call) : L::x_stride(columns), span, lane);
+    Operand<F, CHUNKS> mine(x, scales, call.rows, CHUNKS ? chunk_stride(call) : L::x_stride(columns), span, lane);
     Cursor<F> cursor(ring + mine.codes, control.full[team], stages);
     int round = 0;
     for (int n = 0, turn = 0;; n++, turn = turn + 1 == crew ? 0 : turn + 1) {

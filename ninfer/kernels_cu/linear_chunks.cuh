@@ -3,13 +3,14 @@
 // rows need not stay: chunks take turns in a window that all teams of the block pass through together, which leaves
 // the rings more room and lets a block take whole rows however many columns they have.
 //
-// A chunk holds ``1 << call.shift`` bytes of every row, one row after the other.  Chunks begin anew with each part.
+// A chunk holds ``1 << call.shift`` bytes of every row, one row after the other, their runs in the places of those of
+// codes.  Chunks begin anew with each part.
 //
 // The one thing a reader would get wrong: a warp gives a chunk back when it comes to the next one, and never the last.
 #pragma once
 #include "linear_ring.cuh"
 
-__device__ __forceinline__ int chunk_stride(const Call& call) { return (1 << call.shift) + Layout<BF16>::X_PAD; }
+__device__ __forceinline__ int chunk_stride(const Call& call) { return 1 << call.shift; }
 
 // How many teams of a block have a tile where none has two.
 __device__ __forceinline__ int busy_teams(const Group& group) {
@@ -30,10 +31,10 @@ __device__ __forceinline__ void fetch_chunk(const Call& call, u8* to, const u8* 
 #pragma unroll 1
     for (int at = lane * 16; at < (width + 63) / 64 * 64; at += 512) {
         const u8* row = from + at;
-        u8* place = to + at;
+        u8* place = to;
 #pragma unroll
         for (int r = 0; r < ROWS; r++, row += call.columns * 2, place += stride)
-            if (r < call.rows) copy16_async(place, row, at < width);
+            if (r < call.rows) copy16_async(place + spread<BF16>(at, r), row, at < width);
     }
     phase_arrive_after_copies(full);
     __syncwarp();

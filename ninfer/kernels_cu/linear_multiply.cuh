@@ -15,13 +15,14 @@ __device__ __forceinline__ int row_of(int lane, int second) {
     return Layout<F>::FIXED ? lane % 4 + second * 4 : lane % 4 * 2 + second;
 }
 
-// Where a lane finds its pieces of a stage and of x.
-template <int F>
+// Where a lane finds its pieces of a stage and of x; ``SPREAD``: runs of rows of x trade places as those of codes do.
+template <int F, bool SPREAD>
 struct Operand {
     const u8 *x, *more;       // of the first four rows in fixed point, and of the others; or of the lane's row
     const u8* scales;
     u32 codes, high, factor;  // offsets: of codes in a stage, of the others from there
     bool many;                // more than four rows
+    int flip;                 // from the first half of a unit's codes, and of x if SPREAD, to the other
     __device__ Operand(const u8* rows, const float* scale, int count, int stride, int span, int lane)
         : scales(reinterpret_cast<const u8*>(scale) + lane % 4 * (Layout<F>::NIBBLES && F != NVFP4 ? 16 : 8)), many(count > 4) {
         using L = Layout<F>;
@@ -29,21 +30,24 @@ struct Operand {
         int piece = L::FIXED ? g % 2 * 64 + t * 16 : t * (L::HALVES ? 16 : 8);
         x = rows + min(row, count - 1) * stride + piece;
         more = rows + min(row + 4, count - 1) * stride + piece;
-        codes = g * L::CODE_ROW + span * 64 + t * (F == NVFP4 ? 16 : 8);
-        high = L::HIGH + g * L::HIGH_ROW + (F == Q5 ? span * 16 + t * 2 : span * 32 + t * 4);
+        if (SPREAD) x += spread<F>(span % 2 * 64, g) - span % 2 * 64;
+        flip = g % 2 ? -32 : 32;
+        codes = g * L::CODE_ROW + spread<F>(span * 64, g) + t * (F == NVFP4 ? 16 : 8);
+        high = L::HIGH + g * L::HIGH_ROW + (F == Q5 ? spread_high(span * 16, g) + t * 2 : spread_high(span * 32, g) + t * 4);
         factor = L::SCALES + g * L::SCALE_ROW + span * 4;
         if (F == NVFP4) factor = L::SCALES + (span * 2 + t / 2) * L::SCALE_ROW + g % 2 * 16 + g / 2 * 4 + t % 2 * 2;
         high -= codes, factor -= codes;
     }
 };
 
-// sum += the warp's unit of a stage times its columns of x, in bf16 as it is stored.
-__device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, const u8* x) {
+// sum += the warp's unit of a stage times its columns of x, in bf16 as it is stored; from the first half to the other
+// are so many bytes of codes and of x.
+__device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, const u8* x, int flip, int x_flip) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
-        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<BF16>::CODE_ROW + h * 32);
-        uint2 b = *reinterpret_cast<const uint2*>(x + h * 32);
+        uint2 low = *reinterpret_cast<const uint2*>(codes + h * flip);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<BF16>::CODE_ROW + h * flip);
+        uint2 b = *reinterpret_cast<const uint2*>(x + h * x_flip);
         u32 a[4] = {low.x, up.x, low.y, up.y};
         mma_bf16(sum, a, b.x, b.y);
     }
@@ -51,9 +55,9 @@ __device__ __forceinline__ void multiply_bf16(float (&sum)[4], const u8* codes, 
 
 // The bits above the nibbles of the lane's 16 columns of half h of a unit.
 template <int F>
-__device__ __forceinline__ u32 high_bits(const u8* high, int h) {
+__device__ __forceinline__ u32 high_bits(const u8* high, int h, int flip) {
     if constexpr (F == Q5) return *reinterpret_cast<const u16*>(high + h * 8);
-    if constexpr (F == Q6) return *reinterpret_cast<const u32*>(high + h * 16);
+    if constexpr (F == Q6) return *reinterpret_cast<const u32*>(high + h * (flip >> 1));
     return 0;
 }
 
@@ -86,7 +90,7 @@ __device__ __forceinline__ void multiply_four(float& low, float& up, const u32 (
 
 // sum += the warp's unit of a stage times its columns of x, integers by fixed point.
 template <int F>
-__device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage, const Operand<F>& x, u32 at) {
+__device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage, const Operand<F, false>& x, u32 at) {
     using L = Layout<F>;
     u32 a[2][2][4];
     float factor[2][2];
@@ -99,8 +103,8 @@ __device__ __forceinline__ void multiply_fixed(float (&sum)[4], const u8* stage,
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            u32 bytes[4], high = high_bits<F>(stage + x.high + half * 8 * L::HIGH_ROW, h);
-            uint2 codes = *reinterpret_cast<const uint2*>(stage + half * 8 * L::CODE_ROW + h * 32);
+            u32 bytes[4], high = high_bits<F>(stage + x.high + half * 8 * L::HIGH_ROW, h, x.flip);
+            uint2 codes = *reinterpret_cast<const uint2*>(stage + half * 8 * L::CODE_ROW + h * x.flip);
             signed_bytes<F>(bytes, codes, high);
             a[h][0][half] = bytes[0], a[h][0][half + 2] = bytes[1];
             if constexpr (F != Q8) a[h][1][half] = bytes[2], a[h][1][half + 2] = bytes[3];
@@ -118,12 +122,12 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[
 }
 
 // sum += the warp's unit of a stage times its columns of x, e4m3 by fp16.
-__device__ __forceinline__ void multiply_fp8(float (&sum)[4], const u8* codes, const u8* x, const float* scales) {
+__device__ __forceinline__ void multiply_fp8(float (&sum)[4], const u8* codes, int flip, const u8* x, const float* scales) {
     float part[2][4];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        uint2 low = *reinterpret_cast<const uint2*>(codes + h * 32);
-        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<FP8>::CODE_ROW + h * 32);
+        uint2 low = *reinterpret_cast<const uint2*>(codes + h * flip);
+        uint2 up = *reinterpret_cast<const uint2*>(codes + 8 * Layout<FP8>::CODE_ROW + h * flip);
         uint4 b = *reinterpret_cast<const uint4*>(x + h * 64);
         u32 a[4];
         e4m3_to_fp16(a[0], a[2], low.x), e4m3_to_fp16(a[1], a[3], up.x);
@@ -162,12 +166,12 @@ __device__ __forceinline__ void multiply_nvfp4(float (&sum)[4], const u8* codes,
 }
 
 // sum += the warp's unit of a stage times its columns of x; ``at`` is where those begin, in bytes.
-template <int F>
-__device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const Operand<F>& x, u32 at) {
+template <int F, bool SPREAD>
+__device__ __forceinline__ void multiply(float (&sum)[4], const u8* stage, const Operand<F, SPREAD>& x, u32 at) {
     using L = Layout<F>;
     if constexpr (L::FIXED) return multiply_fixed<F>(sum, stage, x, at);
-    if constexpr (F == BF16) return multiply_bf16(sum, stage, x.x + at);
+    if constexpr (F == BF16) return multiply_bf16(sum, stage, x.x + at, x.flip, SPREAD ? x.flip : 32);
     const float* scales = reinterpret_cast<const float*>(x.scales + at / (128 / max(L::X_SCALES, 1)));
-    if constexpr (F == FP8) multiply_fp8(sum, stage, x.x + at, scales);
+    if constexpr (F == FP8) multiply_fp8(sum, stage, x.flip, x.x + at, scales);
     if constexpr (F == NVFP4) multiply_nvfp4(sum, stage, stage + x.factor, x.x + at, scales);
 }

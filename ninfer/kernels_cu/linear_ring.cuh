@@ -1,8 +1,9 @@
 // The stages of the linear kernel's ring, which columns a block takes, and the warp that fills them.
 //
 // A stage holds 16 weight rows x 8 units: 64 bytes of codes a row and unit, then high bits, then scales.
-// A warp of the team takes one unit of every stage.  Rows are padded so that neither the 512-byte writes
-// nor the reads of 8 bytes, for nvfp4 16, meet in a bank.
+// A warp of the team takes one unit of every stage.  Neither the 512-byte writes nor the reads of 8 bytes, for nvfp4
+// 16, meet in a bank, because runs of a row trade places by its number.  Pads would do that as well, and do for nvfp4,
+// but copies whose 128 bytes lie across two lines of shared memory take longer.
 //
 // The one thing a reader would get wrong: a unit is 64 bytes of a row whatever the format, so 32, 64 or 128
 // columns, and the units of a stage are neighbours in the row (good for DRAM), not a warp's own.
@@ -106,8 +107,8 @@ struct Layout {
     static constexpr bool NIBBLES = F >= Q4, HALVES = F == FP8 || F == NVFP4;  // x is fp16
     static constexpr bool FIXED = F != BF16 && !HALVES;                        // x is 16-bit integers, two bytes each
     static constexpr int COLUMNS = F == BF16 ? 32 : NIBBLES ? 128 : 64;        // of one unit
-    static constexpr int CODE_ROW = SPANS * 64 + (F == NVFP4 ? 64 : 32);       // bytes of a row of codes
-    static constexpr int HIGH_ROW = F == Q5 ? 144 : F == Q6 ? 272 : 0;         // bytes of a row of high bits
+    static constexpr int CODE_ROW = SPANS * 64 + (F == NVFP4 ? 64 : 0);        // bytes of a row of codes
+    static constexpr int HIGH_ROW = F == Q5 ? 128 : F == Q6 ? 256 : 0;         // bytes of a row of high bits
     static constexpr int SCALE_ROW = F == NVFP4 ? 64 : F == BF16 || F == FP8 ? 0 : 36;
     static constexpr int HIGH = 16 * CODE_ROW, SCALES = HIGH + 16 * HIGH_ROW;  // where they begin
     static constexpr int STAGE = (SCALES + 16 * SCALE_ROW + 127) / 128 * 128;
@@ -115,6 +116,13 @@ struct Layout {
     static constexpr int X_PAD = F == BF16 ? 32 : F == FP8 || F == NVFP4 ? 64 : 0;  // spreads rows over the banks
     __device__ static int x_stride(int columns) { return columns * 2 + X_PAD; }
 };
+
+// Where a byte of a row of codes lies in the row, and a byte of high bits.
+template <int F>
+__device__ __forceinline__ int spread(int byte, int row) {
+    return F == NVFP4 ? byte : byte ^ (row & 3) << 5;
+}
+__device__ __forceinline__ int spread_high(int byte, int row) { return byte ^ (row & 7) << 4; }
 
 // Which parts a block takes, and how its teams share them.
 struct Share {
@@ -198,7 +206,7 @@ struct Producer {
     __device__ __forceinline__ void copy(u8* stage, int first) const {
         int r = threadIdx.x % 32 / 8, c = threadIdx.x % 8, left = units - first;  // units still to come
         int bytes = row_bytes<F>(call.columns) - (begin + first) * 64;
-        u8* to = stage + r * L::CODE_ROW + c * 16;
+        u8* to = stage + r * L::CODE_ROW + spread<F>(c * 16, r);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -210,7 +218,7 @@ struct Producer {
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int j = 0; j < HIGH_UNIT / 16; j++)
-                    copy16_stream(stage + L::HIGH + (r + i * 4) * L::HIGH_ROW + c * 16 + j * 128, high[i] + j * 128,
+                    copy16_stream(stage + L::HIGH + (r + i * 4) * L::HIGH_ROW + spread_high(c * 16, r + i * 4) + j * 128, high[i] + j * 128,
                                   WHOLE || c * 16 + j * 128 < left * HIGH_UNIT);
         if constexpr (F == NVFP4) {
             int lane = threadIdx.x % 32, columns = lane / 4;  // 64 at a time

@@ -62,12 +62,12 @@ class Layout:
 
 
 LAYOUTS = {
-    0: Layout(32, 8704, 32, 1.0),
-    1: Layout(64, 8704, 64, 1.1, 32),
-    2: Layout(64, 9344, 0, 1.2, 64),
-    3: Layout(128, 9344, 0, 1.5, 64),
-    4: Layout(128, 11648, 0, 1.6, 64),
-    5: Layout(128, 13696, 0, 1.4, 64),
+    0: Layout(32, 8192, 32, 1.0),
+    1: Layout(64, 8192, 64, 1.1, 32),
+    2: Layout(64, 8832, 0, 1.2, 64),
+    3: Layout(128, 8832, 0, 1.5, 64),
+    4: Layout(128, 11136, 0, 1.6, 64),
+    5: Layout(128, 13184, 0, 1.4, 64),
     6: Layout(128, 10240, 64, 1.7, 16),
 }
 # Kernels by the formats that they have code for; the first that has all of a launch's.
@@ -222,7 +222,7 @@ def chunk_fit(rows: int, columns: int, limit: int, teams: int, once: bool) -> Fi
     widths = [columns_of_part(columns, part) * 2 for part in range(parts_of(columns))]
     shift = next(s for s in range(CHUNK_SHIFT, 32) if sum(-(-width >> s) for width in widths) <= MAX_CHUNKS)
     counts = [-(-width >> shift) for width in widths]
-    chunk, stage = rows * ((1 << shift) + LAYOUTS[0].pad), teams * LAYOUTS[0].stage
+    chunk, stage = rows << shift, teams * LAYOUTS[0].stage
 
     def fitting(window: int, split: bool = False, streams: bool = False) -> Fit:
         used = meeting + window * chunk
