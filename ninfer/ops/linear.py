@@ -66,8 +66,8 @@ LAYOUTS = {
     1: Layout(64, 8192, 64, 1.1, 32),
     2: Layout(64, 8832, 0, 1.2, 64),
     3: Layout(128, 8832, 0, 1.5, 64),
-    4: Layout(128, 11136, 0, 1.6, 64),
-    5: Layout(128, 13184, 0, 1.4, 64),
+    4: Layout(128, 10880, 0, 1.6, 64),
+    5: Layout(128, 12928, 0, 1.4, 64),
     6: Layout(128, 10240, 64, 1.7, 16),
 }
 # Kernels by the formats that they have code for; the first that has all of a launch's.

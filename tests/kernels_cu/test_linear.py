@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
+import attrs
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ninfer.ops.linear import (
     CHUNKED,
     COUNTERS,
     KERNELS,
+    LAYOUTS,
     LEAVING,
     SPANS,
     Ending,
@@ -24,7 +27,7 @@ from ninfer.ops.linear import (
     warps_of,
 )
 from ninfer.ops.stored import CODES, stored_matrix
-from tests.emulator import KINDS, EmulatedLibrary, toolkit
+from tests.emulator import KINDS, EmulatedLibrary, toolkit, translate
 
 pytestmark = pytest.mark.skipif(toolkit() is None, reason="needs CUDA headers and a host compiler")
 BF16 = ml_dtypes.bfloat16
@@ -367,6 +370,17 @@ def test_the_host_knows_which_formats_each_kernel_has():
     for name, (threads, apart, _) in written.items():
         warps = {("THREADS", "false"): SPANS + 1, ("FINISHING", "true"): SPANS + 2}[threads, apart]
         assert warps_of(name) == warps
+
+
+def test_the_host_knows_what_each_format_takes_of_a_block():
+    code = translate("linear.cu")
+    for form, layout in LAYOUTS.items():
+        columns, stage, pad, _, scales = attrs.astuple(layout)
+        for name, size in (("COLUMNS", columns), ("STAGE", stage), ("X_PAD", pad), ("X_SCALES", scales)):
+            code += f'static_assert(Layout<{form}>::{name} == {size}, "{name} of format {form}");\n'
+    command = ["g++", "-fsyntax-only", "-std=c++17", "-w", f"-I{toolkit()}", "-x", "c++", "-"]
+    done = subprocess.run(command, input=code, text=True, capture_output=True, check=False)
+    assert not done.returncode, done.stderr
 
 
 def test_columns_that_fit_no_block_are_refused():
