@@ -341,7 +341,7 @@ class Linear:
             raise ValueError(f"{columns} columns do not fit {self.shared_limit} bytes of shared memory")
         chunks = total <= step and self._chunks(total, columns, forms, tiles, teams) is not None
         source = self._source(rows, chunks, teams, "scale_rows" + "_by_tiles" * (set(forms) == {0}))
-        adds = chunks and ending is Ending.ADD_RESIDUAL
+        adds = chunks and ending is Ending.ADD_RESIDUAL and rows.norm is None
         left = Left.take(self.take, outs[0].shape, next_norm) if adds and next_norm else None
         for begin in range(0, total, step):
             end = min(total, begin + step)

@@ -265,6 +265,19 @@ def test_norms_whose_squares_do_not_come_in_fours_are_left_to_the_next_product()
     assert (made.run([3])[1] == out[3]).all()
 
 
+@pytest.mark.parametrize("rows", [2, 6])
+def test_rows_that_have_a_norm_themselves_leave_nothing(rows):
+    rng = np.random.default_rng(18)
+    matrix, values = weight(rng, "bf16", 128, 64)
+    norm, behind = (on_device(aligned(rng.standard_normal(width).astype(BF16))) for width in (64, 128))
+    x, residual = (aligned(rng.standard_normal((rows, width)).astype(np.float32)) for width in (64, 128))
+    out = np.full((rows, 128), np.nan, np.float32)
+    normed, at = Rows(on_device(x), norm, 1e-6), [on_device(out)]
+    assert linear()(normed, [matrix], at, Ending.ADD_RESIDUAL, on_device(residual), behind) is None
+    scaled = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-6)
+    close(out, residual + scaled * (1 + norm.owner.astype(np.float32)) @ values.T)
+
+
 @pytest.mark.parametrize("form", ["bf16", "q8_g32_fp16"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_split_columns_meet_in_order(form, shared, monkeypatch):
