@@ -77,7 +77,7 @@ class Delta:
         """Run one layer over a step's rows.  -> (T, value_width) bf16."""
         if step.kind == "prefill":
             return self._prefill(rows, weights, layer, step)
-        if step.kind == "decode" and self._many(step.sequences):
+        if step.kind == "decode" and self.many(step.sequences):
             return self._lanes(rows, weights, layer, step)
         out = self.take(rows.z.shape, "bf16")
         record = NO_RECORD
@@ -102,14 +102,14 @@ class Delta:
             self._ring(rows, layer, step)
         return out
 
-    def _many(self, sequences: int) -> bool:
-        """Whether these are more pairs of head and sequence than multiprocessors."""
+    def many(self, sequences: int) -> bool:
+        """Whether delta_lanes takes a step of so many: more pairs of head and sequence than blocks."""
         pairs = self.shape.value_heads * sequences
         return 0 < self.blocks < pairs and self.shared_limit >= LANES_BYTES
 
     def lagging(self, sequences: int) -> bool:
         """Whether a decode step of so many sequences needs lags, and may leave slots behind."""
-        return self.notes is not None and self._many(sequences)
+        return self.notes is not None and self.many(sequences)
 
     def _lanes(self, rows: DeltaRows, weights: DeltaWeights, layer: int, step: Step) -> DeviceArray:
         """Take a step of more pairs of head and sequence than multiprocessors."""

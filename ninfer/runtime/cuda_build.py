@@ -277,10 +277,7 @@ def _delta(
     records = None
     if sizes.drafts:
         records = Records.take(keep, shape, len(layers), sizes.lanes, 1 + sizes.drafts)
-    notes = None
-    if sizes.lanes * shape.value_heads > machine.multiprocessors:
-        notes = Notes.take(keep, shape, len(layers), sizes.lanes)
-    return DeltaKernels(
+    kernels = DeltaKernels(
         machine.library,
         lend,
         shape,
@@ -289,8 +286,10 @@ def _delta(
         table,
         machine.shared_bytes,
         blocks=machine.multiprocessors,
-        notes=notes,
     )
+    if kernels.many(sizes.lanes):
+        kernels.notes = Notes.take(keep, shape, len(layers), sizes.lanes)
+    return kernels
 
 
 def reset(program: CudaProgram) -> None:

@@ -66,6 +66,19 @@ def test_every_launch_fits(monkeypatch: pytest.MonkeyPatch, arch: str, form: str
     assert max(asked) <= kib << 10
 
 
+@pytest.mark.parametrize("arch", CARDS)
+def test_notes_have_room_only_where_slots_may_lag(arch: str) -> None:
+    multiprocessors, kib = CARDS[arch]
+    idle: Any = IdleLibrary(Card(arch))
+    machine = Machine(idle, multiprocessors, kib << 10, cuda_build._no_product, NoTransfers())
+    config, decoder, _ = loaders("qwen3.6-27b", "q8")
+    for lanes in (2, 8):
+        sizes = Sizes(lanes, 16, 1024, 8192, 1024, 0, config.vocab)
+        take = Region(1 << 40, 1 << 50).take, Scratch(1 << 41, 1 << 50).take
+        delta = cuda_build.assemble(machine, config, decoder, None, sizes, *take).verbs.delta
+        assert (delta.notes is not None) == delta.lagging(lanes) == (lanes == 8 and kib == 227)
+
+
 @pytest.mark.parametrize("kind", ["bf16", "int8", "nvfp4"])
 def test_the_last_piece_of_the_longest_prompt_was_rehearsed(kind: str) -> None:
     context, chunk = 262_144, 1024
