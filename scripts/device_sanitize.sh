@@ -49,6 +49,8 @@ export -f check
 parts() {  # TOOL -> lines of FILE and EXPRESSION
     echo "short_life weight_format"
     printf 'short_life rings and %s\n' fp16 "not fp16"
+    echo "suites test_states_that_are_behind"
+    echo "suites test_swiglu_in_the_ending and (300-104-384-0 or 3400-200-576)"
     if [[ $1 != racecheck ]]; then
         printf 'short_life test_life and %s\n' moe "not moe"
         return
