@@ -14,7 +14,7 @@ from ninfer.ops.numpy_attention import Rotary, rotate
 from ninfer.ops.numpy_math import shifted_norm
 from ninfer.ops.verbs import Step
 from ninfer.runtime.kvformat import KV_FORMATS
-from tests.suites.bed import Bed, only_on_a_card, relative
+from tests.suites.bed import Bed, only_on_a_card, relative, run_in
 
 BF16, DIM, PAGE = ml_dtypes.bfloat16, 256, 64
 WAYS = ("attend_prefill.cu", "attend_hopper.cu")  # what attends a prompt
@@ -187,8 +187,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_a_verification(bed: Bed
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_rows_that_fill_one_page_and_begin_another_see_one_another(bed: Bed, order: int) -> None:
     """More new keys than a block has warps, in pages of one split and of the next."""
-    if not bed.real:
-        bed.library.order = order
+    run_in(bed, order)
     layer = Layer(bed, "int8", 4, 2, 320, 1, 11)
     layer.advance("prefill", [0], [119], layer.rows(119))
     rows = layer.rows(16)
@@ -239,8 +238,7 @@ def test_keys_below_the_first_are_never_read(bed: Bed, way: str) -> None:
 def test_copies_products_and_barriers_of_hopper_meet_in_any_order(bed: Bed, order: int) -> None:
     """On the emulator threads run in three orders; a tile used too early or freed too soon ends the run."""
     layer = Layer(bed, "bf16", 2, 1, 448, 1, 7).attend_by("attend_hopper.cu")
-    if not bed.real:
-        bed.library.order = order
+    run_in(bed, order)
     for count in (1, 63, 356):
         out, want = layer.advance("prefill", [0], [count], layer.rows(count))
         assert relative(out, want) <= LIMITS["bf16"]

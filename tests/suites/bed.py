@@ -24,7 +24,7 @@ class Bed(Protocol):
     """A card, or the emulator.
 
     take   lends poisoned arrays (every byte 0xff)
-    real   whether it is a card, so that large cases are worth running
+    real   whether it is a card on which large cases are worth running
     """
 
     library: Any
@@ -84,6 +84,12 @@ def only_on_a_card(bed: Bed, large: bool) -> None:
     """Skip a large case on the emulator."""
     if large and not bed.real:
         pytest.skip("takes a card")
+
+
+def run_in(bed: Bed, order: int | None) -> None:
+    """Have the emulator take threads in one of three orders; a card, its cases large or small, has its own."""
+    if order is not None and isinstance(bed.library, EmulatedLibrary):
+        bed.library.order = order
 
 
 def relative(got: Any, want: Any) -> float:

@@ -12,7 +12,7 @@ from ninfer.ops.cuda_state import Shape
 from ninfer.ops.numpy_experts import choose
 from ninfer.ops.stored import stored_matrix
 from ninfer.ops.verbs import Routing
-from tests.suites.bed import Bed, only_on_a_card
+from tests.suites.bed import Bed, only_on_a_card, run_in
 
 BF16 = ml_dtypes.bfloat16
 
@@ -172,8 +172,7 @@ def test_prompts_group_rows_by_expert(bed: Bed, forms, count, way):
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_long_prompts_fill_large_tiles(bed: Bed, way, order):
-    if not bed.real:
-        bed.library.order = order
+    run_in(bed, order)
     prompt(bed, CASES[1 + order], 140, way)
 
 

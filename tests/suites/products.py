@@ -10,7 +10,7 @@ import pytest
 
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.ops.gemm_swiglu import FILE, FusedSwiglu
-from tests.suites.bed import Bed, only_on_a_card, relative
+from tests.suites.bed import Bed, only_on_a_card, relative, run_in
 
 BF16 = ml_dtypes.bfloat16
 
@@ -38,8 +38,7 @@ def test_swiglu_in_the_ending_of_its_product(
     only_on_a_card(bed, order is None)
     if not bed.can_run(FILE):
         pytest.skip("the card has no such kernel")
-    if not bed.real:
-        bed.library.order = order
+    run_in(bed, order)
     rng = np.random.default_rng(rows)
     x = rng.standard_normal((rows, columns), np.float32).astype(BF16)
     pair = (rng.standard_normal((2 * width, columns), np.float32) / np.sqrt(columns) * 2).astype(BF16)
