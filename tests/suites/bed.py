@@ -87,7 +87,7 @@ def only_on_a_card(bed: Bed, large: bool) -> None:
 
 
 def run_in(bed: Bed, order: int | None) -> None:
-    """Have the emulator take threads in one of three orders; a card, its cases large or small, has its own."""
+    """Have the emulator take threads in one of three orders; a card, whatever its cases, has its own."""
     if order is not None and isinstance(bed.library, EmulatedLibrary):
         bed.library.order = order
 
