@@ -13,6 +13,7 @@ from ninfer import settings, startup
 from ninfer.engine import device as door
 from ninfer.engine import drafting
 from ninfer.engine.sequence import Sequence
+from ninfer.ops import cuda_state
 from ninfer.runtime import arrears
 from ninfer.runtime import device as thread
 
@@ -76,6 +77,7 @@ BESIDE: dict[str, tuple[Any, str, str]] = {
     "PATIENCE": (100 * drafting.PATIENCE, "time that automatic drafting may lose", "{count} % of late"),
     "PROBING": (100 * drafting.PROBING, "time that automatic drafting may lose", "for {count} %"),
     "MOST": (arrears.MOST, "plain steps that the NumPy drafter is not told of", "{count} tokens"),
+    "LATE": (cuda_state.LATE - 1, "tokens noted beside a state image", "| {count} |"),
     "TAIL_TOKENS": (door.TAIL_TOKENS, "tokens behind the input mark", "| {count} |"),
     "AHEAD": (thread.AHEAD, "units under way on the device", "| {count} |"),
     "looks": (attrs.fields(Sequence).looks.default, "fetches from disk for one request", "| {count} |"),
