@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -117,6 +118,7 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
         sampling=SamplingOverrides(greedy=args.greedy),
         chat_template=Path(args.chat_template) if args.chat_template else None,
         stats_interval=0,
+        backend=args.backend or os.environ.get("NINFER_BACKEND") or "auto",
     )
     with ExitStack() as stack:
         artifact = stack.enter_context(open_artifact(options.artifact))
@@ -124,7 +126,7 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
         front, media = build_rooms(artifact, options)
         log = RequestLog(None, "run", time.time, records.error)
         async with (
-            build_device(artifact, options.engine, args.backend, records.transient) as device,
+            build_device(artifact, options.engine, options.backend, records.transient) as device,
             anyio.create_task_group() as tasks,
         ):
             ports = Ports(anyio.to_thread.run_sync)

@@ -70,3 +70,12 @@ def test_a_file_that_is_no_conversation_is_told_in_one_sentence(
     assert main(["run", str(ARTIFACT), "--messages", str(file)]) in (1, 2)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.count(complaint) == 1 and "request body" not in said
+
+
+def test_the_environment_names_the_backend_of_one_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NINFER_BACKEND", "abacus")
+    assert main(["run", str(ARTIFACT), "--prompt", "hi"]) == 2
+    assert "There is no backend 'abacus'; choose auto, numpy or cuda." in capsys.readouterr().err
+    assert main(["run", str(ARTIFACT), "--prompt", "hi", "--max-new", "1", "--backend", "numpy"]) == 0

@@ -31,7 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="most tokens of the answer (default 128)",
     )
     add("--prefill-chunk", metavar="N", type=number(1), default=1024, help="tokens of one prefill unit")
-    add("--backend", choices=("auto", "numpy", "cuda"), default="auto", help="where to compute")
+    add(
+        "--backend",
+        metavar="NAME",
+        choices=("auto", "numpy", "cuda"),
+        help="auto, numpy or cuda; also NINFER_BACKEND (default auto)",
+    )
     add("--vision", action="store_true", help="take images and video, also as paths in the --messages file")
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the artifact's")
     add("--no-thinking", action="store_true", help="answer without reasoning first")

@@ -126,13 +126,13 @@ def open_card(ordinal: int = 0, pack: Path | None = None, cache: Path | None = N
     except ImportError as missing:
         raise StartupError(
             f"the CUDA backend needs CuPy ({missing}): install the extra, "
-            "`pip install -e '.[cuda13]'` or `'.[cuda12]'`"
+            "`pip install -e '.[cuda13]'` or `'.[cuda12]'`, or use --backend numpy (`ninfer bench cpu`)"
         ) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise StartupError(
-            f"no usable CUDA driver ({error}): install one, or use --backend numpy"
+            f"no usable CUDA driver ({error}): install one, or use --backend numpy (`ninfer bench cpu`)"
         ) from None
     if ordinal >= count:
         raise StartupError(f"there is no GPU {ordinal}: this host has {count}; use --backend numpy")
