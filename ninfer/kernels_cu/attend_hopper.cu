@@ -11,6 +11,7 @@
 //: arch sm_90a
 #include "ptx.cuh"
 #include "hopper.cuh"
+#include "ring.cuh"
 #include "softmax.cuh"
 
 constexpr int ROWS = 64, TEAM = 128, RING = 5;
@@ -18,16 +19,6 @@ constexpr int LAG = 1;                // tiles that a producer thread starts bef
 constexpr int SLAB = ROWS * 64;       // elements of 64 dims of a tile
 constexpr int TILE = ROWS * DIM;      // elements
 constexpr int CONSUMER_WARPS = 8;
-
-// Where a thread stands in the ring.
-struct Turn {
-    int slot = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++slot == RING) slot = 0, parity ^= 1;
-    }
-};
 
 // Tiles that travel from the producer to both consumers.
 struct Ring {
@@ -37,15 +28,15 @@ struct Ring {
     __device__ __forceinline__ void begin() const {
         for (int i = 0; i < RING; i++) phase_init(full + i, TEAM), phase_init(empty + i, CONSUMER_WARPS);
     }
-    __device__ __forceinline__ bf16* at(const Turn& turn) const { return tiles + turn.slot * TILE; }
-    __device__ __forceinline__ void await(const Turn& turn) const { phase_wait(full + turn.slot, turn.parity); }
+    __device__ __forceinline__ bf16* at(const Turn<RING>& turn) const { return tiles + turn.slot * TILE; }
+    __device__ __forceinline__ void await(const Turn<RING>& turn) const { phase_wait(full + turn.slot, turn.parity); }
     // This thread's part of the tile has come.
-    __device__ __forceinline__ void pass(Turn& turn) const {
+    __device__ __forceinline__ void pass(Turn<RING>& turn) const {
         copies_to_products();
         phase_arrive(full + turn.slot);
         turn.next();
     }
-    __device__ __forceinline__ void release(const Turn& turn, int lane) const {
+    __device__ __forceinline__ void release(const Turn<RING>& turn, int lane) const {
         if (lane == 0) phase_arrive(empty + turn.slot);
     }
 };
@@ -112,7 +103,7 @@ struct Walk {
 
     // Fill the ring; `queries` come with the first keys.
     __device__ __forceinline__ void produce(const Ring& ring) const {
-        Turn turn, done;
+        Turn<RING> turn, done;
         for (int tile = 0; tile < 2 * pages; tile++) {
             bool values = tile == 2 * pages - 1 || (tile > 0 && tile % 2 == 0);
             int page = values ? (tile - 1) / 2 : (tile + 1) / 2;
@@ -136,7 +127,7 @@ struct Rows {
     const bf16* queries;
     int mine, first_key, lane;
     float scale;
-    Turn turn = {};
+    Turn<RING> turn = {};
     Softmax soft = {};
     float o[DIM / 8][4] = {};
     u32 p[4][4];
@@ -158,7 +149,7 @@ struct Rows {
     __device__ __forceinline__ void next(int page) {
         float s[8][4];
         turn.next();
-        Turn keys = turn;
+        Turn<RING> keys = turn;
         ring.await(keys);
         score(s, queries, ring.at(keys));
         turn.next();

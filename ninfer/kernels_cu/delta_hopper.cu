@@ -11,6 +11,7 @@
 //: arch sm_90a
 #include "delta_run.cuh"
 #include "hopper.cuh"
+#include "ring.cuh"
 
 constexpr int TEAM = 128, WARPS = 4;
 constexpr int WALKED = 4, TOLD = 3;      // tiles under way for walkers, for tellers
@@ -38,17 +39,6 @@ struct Tiles {
         for (int i = 0; i < TOLD; i++) phase_init(told_full + i, 1), phase_init(told_empty + i, WARPS * ARRIVALS);
         for (int i = 0; i < WARPS; i++) phase_init(given_full + i, ARRIVALS), phase_init(given_empty + i, ARRIVALS);
         copies_to_products();
-    }
-};
-
-// Where a thread stands in a ring of N.
-template <int N>
-struct Turn {
-    int slot = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++slot == N) slot = 0, parity ^= 1;
     }
 };
 

@@ -12,6 +12,7 @@
 //: arch sm_90a
 #include "ptx.cuh"
 #include "hopper.cuh"
+#include "ring.cuh"
 #include "swiglu.cuh"
 
 using bf16 = __nv_bfloat16;
@@ -23,16 +24,6 @@ constexpr int BOX = BM / 2;                            // rows of x that are cop
 constexpr int CONSUMER_WARPS = 8;
 constexpr int GROUP = 12;  // tiles of rows that blocks go through column by column, so that what they read side by side is small
 
-// Where a thread stands in the ring.
-struct Turn {
-    int slot = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++slot == RING) slot = 0, parity ^= 1;
-    }
-};
-
 // Steps that travel from the thread that copies to both warpgroups.
 struct Ring {
     bf16* steps;
@@ -41,7 +32,7 @@ struct Ring {
     __device__ __forceinline__ void begin() const {
         for (int i = 0; i < RING; i++) phase_init(full + i, 1), phase_init(empty + i, CONSUMER_WARPS * PAIR);
     }
-    __device__ __forceinline__ void release(const Turn& turn, int lane) const {
+    __device__ __forceinline__ void release(const Turn<RING>& turn, int lane) const {
         if (lane < PAIR) phase_arrive_of(empty + turn.slot, lane);  // both blocks copy to this one
     }
 };
@@ -64,7 +55,7 @@ struct Walk {
 
     // Copy all steps of all tiles.  One thread calls it.
     __device__ __forceinline__ void fill(const Ring& ring, const BoxMap& x, const BoxMap& pair) const {
-        Turn turn;
+        Turn<RING> turn;
         for (int tile = first(); tile < end(); tile += further()) {
             int2 at = place(tile);
             for (int step = 0; step < steps; step++, turn.next()) {
@@ -85,9 +76,9 @@ struct Walk {
 };
 
 // The sums of a tile: 128 rows from `first` on.
-__device__ __forceinline__ void multiply(float (&acc)[2][TILES][4], const Ring& ring, Turn& turn, int first, int steps, int lane) {
+__device__ __forceinline__ void multiply(float (&acc)[2][TILES][4], const Ring& ring, Turn<RING>& turn, int first, int steps, int lane) {
     u64 base = tile_of(ring.steps, 0);
-    Turn before;
+    Turn<RING> before;
     for (int step = 0; step < steps; step++) {
         phase_watch(ring.full + turn.slot, turn.parity);
         u64 a = further(base, (turn.slot * STEP + first * BK) * 2), b = further(base, (turn.slot * STEP + LEFT) * 2);
@@ -147,7 +138,7 @@ __device__ __forceinline__ void keep(bf16* out, const float (&acc)[TILES][4], in
 // All tiles of a warpgroup, which has the rows from `mine` on of each.
 __device__ __forceinline__ void work(const Walk& walk, const Ring& ring, bf16* out, int mine) {
     int lane = threadIdx.x % 32, width = walk.width;
-    Turn turn;
+    Turn<RING> turn;
     for (int tile = walk.first(); tile < walk.end(); tile += walk.further()) {
         float acc[2][TILES][4];
         multiply(acc, ring, turn, mine, walk.steps, lane);
