@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -44,7 +43,7 @@ from ninfer.protocols.service import (
 )
 from ninfer.runtime.build import build_device
 from ninfer.settings import EngineOptions, GenerationDefaults, JsonBudget, MediaOptions, SamplingOverrides
-from ninfer.startup import ServeOptions
+from ninfer.startup import ServeOptions, backend_of
 
 
 def answer(args: argparse.Namespace) -> int:
@@ -118,7 +117,7 @@ async def _answer(args: argparse.Namespace, ask: Ask) -> int:
         sampling=SamplingOverrides(greedy=args.greedy),
         chat_template=Path(args.chat_template) if args.chat_template else None,
         stats_interval=0,
-        backend=args.backend or os.environ.get("NINFER_BACKEND") or "auto",
+        backend=backend_of(args) or "auto",
     )
     with ExitStack() as stack:
         artifact = stack.enter_context(open_artifact(options.artifact))

@@ -98,6 +98,11 @@ def read_options(args: argparse.Namespace) -> ServeOptions:
     )
 
 
+def backend_of(args: argparse.Namespace) -> str | None:
+    """What the option names, or else the environment; None: neither."""
+    return args.backend or os.environ.get("NINFER_BACKEND") or None
+
+
 def _plain(args: argparse.Namespace) -> dict[str, Any]:
     interval = args.log_stats_interval_ms
     found = {
@@ -107,7 +112,7 @@ def _plain(args: argparse.Namespace) -> dict[str, Any]:
         "model_id": args.model_id,
         "chat_template": Path(args.chat_template) if args.chat_template else None,
         "dialect": args.dialect,
-        "backend": args.backend or os.environ.get("NINFER_BACKEND"),
+        "backend": backend_of(args),
         "log_level": args.log_level,
         "stats_interval": None if interval is None else interval / 1000,
         "request_log": Path(args.request_log_jsonl) if args.request_log_jsonl else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from ninfer.commands.serve import number
+from ninfer.commands.serve import add_backend, number
 
 HELP = "Answer one prompt or conversation on the terminal."
 
@@ -31,12 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="most tokens of the answer (default 128)",
     )
     add("--prefill-chunk", metavar="N", type=number(1), default=1024, help="tokens of one prefill unit")
-    add(
-        "--backend",
-        metavar="NAME",
-        choices=("auto", "numpy", "cuda"),
-        help="auto, numpy or cuda; also NINFER_BACKEND (default auto)",
-    )
+    add_backend(parser)
     add("--vision", action="store_true", help="take images and video, also as paths in the --messages file")
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the artifact's")
     add("--no-thinking", action="store_true", help="answer without reasoning first")

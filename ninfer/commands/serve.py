@@ -110,7 +110,12 @@ def _model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model-id", metavar="ID", help="public model name (default: the artifact's own name)")
     add("--chat-template", metavar="FILE", help="Jinja template to use (default: the artifact's own)")
-    add(
+    add_backend(group)
+
+
+def add_backend(to: argparse._ActionsContainer) -> None:
+    """Declare where to compute."""
+    to.add_argument(
         "--backend",
         metavar="NAME",
         choices=("auto", "numpy", "cuda"),
