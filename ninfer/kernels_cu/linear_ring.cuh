@@ -75,7 +75,7 @@ struct Control {
     float squares[ROWS][WORKERS / 32];
     u64 met[TEAMS][2];                                       // sums of a tile, part by part, once they are there, if WATCHED
 };
-static_assert(sizeof(Control) <= 2048, "STATIC_SHARED of ops/linear.py");
+static_assert(sizeof(Control) <= 2048, "STATIC_SHARED of ops/linear_fit.py");
 
 // The two halves of a tile: matrix and first row of each, counted in the slice, so perhaps before it.
 struct Place {

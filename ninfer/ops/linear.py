@@ -1,8 +1,9 @@
 """Launches of the streaming linear kernel: which blocks work on which matrices, and with what epilogue.
 
 Owns the host's share of ``linear.cu``: grouping matrices by format, dividing blocks in proportion to bytes,
-the number of column parts, and how many rows fit one launch.  Promises that the part of a row's sum which
-each warp takes depends on the matrix alone, so a row's bits are the same in any batch and on any grid.
+and which kernel takes a launch; how it fits a block is for ``linear_fit``.  Promises that the part of a
+row's sum which each warp takes depends on the matrix alone, so a row's bits are the same in any batch and
+on any grid.
 
 The one thing a reader would get wrong: ``parts`` follows from the number of columns and never from the
 number of rows; changing that would break batch invariance without failing any tolerance.
@@ -11,7 +12,6 @@ number of rows; changing that would break batch invariance without failing any t
 from __future__ import annotations
 
 import enum
-import functools
 import struct
 from collections.abc import Callable, Sequence
 
@@ -20,56 +20,28 @@ import attrs
 from ninfer.artifact.formats import NVFP4
 from ninfer.kernels_cu.arrays import DeviceArray
 from ninfer.kernels_cu.pack import Library
+from ninfer.ops.linear_fit import (
+    LAYOUTS,
+    MAX_PART,
+    SPANS,
+    Fit,
+    chunk_fit,
+    fit,
+    joint,
+    parts_of,
+    rows_that_fit,
+    teams_of,
+)
 from ninfer.ops.linear_source import Beginning, Left, Source
 from ninfer.ops.stored import CODES, StoredMatrix
 
 Take = Callable[[tuple[int, ...], str], DeviceArray]
-MAX_PART = 6144  # columns whose products are summed before parts are added up
-JOINT_TILES = 132  # no more tiles than that: all teams of a block share each
-MAX_ROWS = 8
-LEAST_ROWS = 4  # that a launch of three teams must take, or there are two
 FUSED_NORM_ROWS = 4  # more rows, if none were left, are normed once by a kernel of their own
-SPANS = 8  # working warps of a team
 MAX_GROUPS, MAX_MATRICES, MAX_PARTS = 4, 8, 8
 CLAIMS = MAX_GROUPS * MAX_PARTS * 2  # words of one launch
 LAUNCHES = 64  # launches whose claims are kept apart: more than can be under way at once
 COUNTERS = LAUNCHES * CLAIMS + (1 << 15)  # words that ``Linear`` needs, all zero at first
-STATIC_SHARED = 2048
-MIN_STAGES, MAX_STAGES = 2, 8
 CHUNKED_ROWS = 2  # one row of bf16 is there sooner all at once
-MAX_CHUNKS = 32  # of bf16 rows, each with a barrier
-CHUNK_SHIFT = 11  # of the least bytes of a row in a chunk
-ROOMY_STAGES = 6  # more gain nothing
-WINDOW = 3  # chunks that have room where they take turns
-
-
-@attrs.frozen
-class Layout:
-    """What a format takes of a block.
-
-    columns  of a unit
-    stage    bytes of a stage
-    pad      bytes after a row of x
-    cost     measured time of a byte, that of bf16 being 1
-    scales   bytes of the scales of 64 columns of x
-    """
-
-    columns: int
-    stage: int
-    pad: int
-    cost: float
-    scales: int = 0
-
-
-LAYOUTS = {
-    0: Layout(32, 8192, 32, 1.0),
-    1: Layout(64, 8192, 64, 1.1, 32),
-    2: Layout(64, 8832, 0, 1.2, 64),
-    3: Layout(128, 8832, 0, 1.5, 64),
-    4: Layout(128, 10880, 0, 1.6, 64),
-    5: Layout(128, 12928, 0, 1.4, 64),
-    6: Layout(128, 10240, 64, 1.7, 16),
-}
 # Kernels by the formats that they have code for; the first that has all of a launch's.
 KERNELS = {
     "linear_bf16": {0},
@@ -134,113 +106,6 @@ def kernel_for(forms: Sequence[int]) -> str:
 def warps_of(kernel: str) -> int:
     """Warps of a team: workers, the one that copies and, where registers allow, one that finishes tiles."""
     return SPANS + (1 if KERNELS[kernel] & FEW_BITS else 2)
-
-
-def parts_of(columns: int) -> int:
-    """How many parts a row's sum has."""
-    return -(-columns // MAX_PART)
-
-
-def part_columns(columns: int, form: int, split: bool) -> int:
-    """Columns of a row of x that one block holds, padded to whole units: its widest part, or all."""
-    unit, parts = LAYOUTS[form].columns, parts_of(columns)
-    units = -(-columns // unit)
-    if not split:
-        return units * unit
-    return max(units * (p + 1) // parts - units * p // parts for p in range(parts)) * unit
-
-
-def columns_of_part(columns: int, part: int) -> int:
-    """Columns of one part of bf16 rows, padded to whole units."""
-    units, parts = -(-columns // LAYOUTS[0].columns), parts_of(columns)
-    return (units * (part + 1) // parts - units * part // parts) * LAYOUTS[0].columns
-
-
-def shared_bytes(rows: int, columns: int, form: int, stages: int, split: bool, teams: int) -> int:
-    """Dynamic shared memory of one launch."""
-    layout, width = LAYOUTS[form], part_columns(columns, form, split)
-    meeting = teams * (2 * SPANS + 1) * 512
-    x = rows * (width * 2 + layout.pad) + width // 64 * layout.scales
-    return meeting + teams * stages * layout.stage + x
-
-
-def teams_of(tiles: int, blocks: int, columns: int, forms: tuple[int, ...], limit: int) -> int:
-    """Two or three teams a block: three hide more latency, unless their last round is much emptier.
-
-    Both sum in the same order, except where they share tiles; those get three.  Either way a card with
-    little shared memory, where three leave room for few rows or none, has two.
-    """
-    if rows_that_fit(columns, forms, limit, 3) < min(LEAST_ROWS, rows_that_fit(columns, forms, limit, 2)):
-        return 2
-    if tiles <= JOINT_TILES:
-        return 3
-    fill = {teams: tiles / (-(-tiles // (blocks * teams)) * blocks * teams) for teams in (2, 3)}
-    return 2 if fill[2] > fill[3] + 0.05 else 3
-
-
-@attrs.frozen
-class Fit:
-    """How a launch uses shared memory.
-
-    stages  of a ring
-    split   whether parts are spread over blocks
-    need    bytes
-    window  chunks of bf16 rows that have room; 0 where rows come all at once
-    shift   2 ** shift bytes of a row make a chunk
-    streams whether chunks take turns
-    """
-
-    stages: int
-    split: bool
-    need: int
-    window: int = 0
-    shift: int = 0
-    streams: bool = False
-
-
-def fit(rows: int, columns: int, forms: Sequence[int], limit: int, teams: int) -> Fit | None:
-    """The deepest rings; None if the rows do not fit.
-
-    Parts are spread over blocks only when one block cannot hold whole rows of x.
-    """
-    for split, least in ((False, 3), (True, MIN_STAGES), (False, MIN_STAGES)):
-        if split and parts_of(columns) == 1:
-            continue
-        for stages in range(MAX_STAGES, least - 1, -1):
-            need = max(shared_bytes(rows, columns, form, stages, split, teams) for form in forms)
-            if need + STATIC_SHARED <= limit:
-                return Fit(stages, split, need)
-    return None
-
-
-def chunk_fit(rows: int, columns: int, limit: int, teams: int, once: bool) -> Fit | None:
-    """The same for bf16 rows that come in chunks.
-
-    once  no team has more than one tile, so chunks may take turns
-    """
-    meeting = teams * (SPANS + 1) * 512  # of one side
-    widths = [columns_of_part(columns, part) * 2 for part in range(parts_of(columns))]
-    shift = next(s for s in range(CHUNK_SHIFT, 32) if sum(-(-width >> s) for width in widths) <= MAX_CHUNKS)
-    counts = [-(-width >> shift) for width in widths]
-    chunk, stage = rows << shift, teams * LAYOUTS[0].stage
-
-    def fitting(window: int, split: bool = False, streams: bool = False) -> Fit:
-        used = meeting + window * chunk
-        stages = min(MAX_STAGES, (limit - STATIC_SHARED - used) // stage)
-        return Fit(stages, split, used + stages * stage, window, shift, streams)
-
-    best = fitting(sum(counts))
-    if once and sum(counts) > WINDOW and best.stages < ROOMY_STAGES:
-        best = max(best, fitting(WINDOW, streams=True), key=lambda found: found.stages)
-    if best.stages < ROOMY_STAGES // 2 and len(counts) > 1:
-        best = fitting(max(counts), split=True)
-    return best if best.stages >= MIN_STAGES else None
-
-
-@functools.lru_cache(maxsize=1024)
-def rows_that_fit(columns: int, forms: tuple[int, ...], limit: int, teams: int) -> int:
-    """How many rows of x fit one launch where a block may have ``limit`` bytes of shared memory."""
-    return next((rows for rows in range(MAX_ROWS, 0, -1) if fit(rows, columns, forms, limit, teams)), 0)
 
 
 def _offset(matrix: StoredMatrix) -> int:
@@ -340,7 +205,8 @@ class Linear:
         if not step:
             raise ValueError(f"{columns} columns do not fit {self.shared_limit} bytes of shared memory")
         chunks = total <= step and self._chunks(total, columns, forms, tiles, teams) is not None
-        source = self._source(rows, chunks, teams, "scale_rows" + "_by_tiles" * (set(forms) == {0}))
+        scaling = "scale_rows_by_tiles" if set(forms) == {0} else "scale_rows"
+        source = self._source(rows, chunks, teams, scaling)
         adds = chunks and ending is Ending.ADD_RESIDUAL and rows.norm is None
         left = Left.take(self.take, outs[0].shape, next_norm) if adds and next_norm else None
         for begin in range(0, total, step):
@@ -438,7 +304,7 @@ class Linear:
             source.eps,
             plan.stages,
             split,
-            tiles <= JOINT_TILES,
+            joint(tiles),
             plan.window,
             plan.shift,
             plan.streams,
@@ -456,9 +322,8 @@ class Linear:
     def _chunks(self, rows: int, columns: int, forms: Sequence[int], tiles: int, teams: int) -> Fit | None:
         if set(forms) != {0} or rows < CHUNKED_ROWS:
             return None
-        return chunk_fit(
-            rows, columns, self.shared_limit, teams, JOINT_TILES < tiles <= self.blocks * teams
-        )
+        once = not joint(tiles) and tiles <= self.blocks * teams
+        return chunk_fit(rows, columns, self.shared_limit, teams, once)
 
     def _plan(
         self, rows: int, columns: int, forms: Sequence[int], tiles: int, teams: int, plain: bool

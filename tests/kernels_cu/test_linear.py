@@ -17,15 +17,13 @@ from ninfer.ops.linear import (
     CHUNKED,
     COUNTERS,
     KERNELS,
-    LAYOUTS,
     LEAVING,
-    SPANS,
     Ending,
     Linear,
     Rows,
-    chunk_fit,
     warps_of,
 )
+from ninfer.ops.linear_fit import LAYOUTS, SPANS, chunk_fit
 from ninfer.ops.stored import CODES, stored_matrix
 from tests.emulator import KINDS, EmulatedLibrary, toolkit, translate
 
@@ -235,7 +233,7 @@ class Normed:
 def test_what_products_leave_for_a_norm_gives_the_bits_of_every_other_way(
     teams, columns, joint, monkeypatch
 ):
-    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 512 if joint else 0)
+    monkeypatch.setattr("ninfer.ops.linear_fit.JOINT_TILES", 512 if joint else 0)
     monkeypatch.setattr("ninfer.ops.linear.teams_of", lambda *shape: teams)
     made = Normed(columns)
     x, out, left, kernels = made.run(range(8))
@@ -282,7 +280,7 @@ def test_rows_that_have_a_norm_themselves_leave_nothing(rows):
 @pytest.mark.parametrize("shared", [True, False])
 def test_split_columns_meet_in_order(form, shared, monkeypatch):
     if not shared:  # as with many tiles: every team takes tiles of its own
-        monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 0)
+        monkeypatch.setattr("ninfer.ops.linear_fit.JOINT_TILES", 0)
     rng = np.random.default_rng(7)
     columns = 11_264  # three parts
     matrix, values = weight(rng, form, 40, columns)
@@ -301,9 +299,9 @@ def test_split_columns_meet_in_order(form, shared, monkeypatch):
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("columns", [3400, 7000])  # ragged; of one part and of two
 def test_chunks_of_x_change_no_bits_whether_they_stay_or_take_turns(joint, columns, monkeypatch):
-    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 132 if joint else 0)
-    monkeypatch.setattr("ninfer.ops.linear.ROOMY_STAGES", 9)
-    monkeypatch.setattr("ninfer.ops.linear.WINDOW", 2)
+    monkeypatch.setattr("ninfer.ops.linear_fit.JOINT_TILES", 132 if joint else 0)
+    monkeypatch.setattr("ninfer.ops.linear_fit.ROOMY_STAGES", 9)
+    monkeypatch.setattr("ninfer.ops.linear_fit.WINDOW", 2)
     rng = np.random.default_rng(9)
     matrix, values = weight(rng, "bf16", 100, columns)
     x = rows_of(rng, 8, columns)
@@ -332,7 +330,7 @@ def test_chunks_of_x_change_no_bits_whether_they_stay_or_take_turns(joint, colum
 def test_a_card_with_little_shared_memory_has_two_teams_and_the_same_bits_in_any_batch(
     form, joint, monkeypatch
 ):
-    monkeypatch.setattr("ninfer.ops.linear.JOINT_TILES", 132 if joint else 0)
+    monkeypatch.setattr("ninfer.ops.linear_fit.JOINT_TILES", 132 if joint else 0)
     rng = np.random.default_rng(8)
     columns = 6272  # two parts
     matrix, values = weight(rng, form, 128, columns)
